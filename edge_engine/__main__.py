@@ -1,0 +1,76 @@
+"""`python -m edge_engine serve | build`: the edge engine's process."""
+
+import argparse
+import functools
+import os
+import signal
+import sys
+from typing import Never
+
+from edge_engine.build import ensure_build, find_build
+from edge_engine.open_model import open_model
+from engine_core.errors import TidegateError
+from engine_core.models import ModelStore
+from engine_core.process import add_serve_arguments, begin, fail, run_engine
+from engine_core.sequential import SequentialEngine
+from engine_core.tokenizer import Tokenizer
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m edge_engine")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model; fetch and build it if need be")
+    add_serve_arguments(serve)
+    serve.set_defaults(run=_serve)
+    build = commands.add_parser("build", help="fetch a model and build its graph")
+    build.add_argument("--model", required=True, help="name of the model to build")
+    build.add_argument(
+        "--precision",
+        choices=("int8", "fp32"),
+        default="int8",
+        help="int8 to serve; fp32 to compare with (default: %(default)s)",
+    )
+    build.set_defaults(run=_build)
+    args = parser.parse_args(arguments)
+    # As an exception it runs the clean-up of a half-done download or build.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        return int(args.run(args))
+    except TidegateError as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _serve(args: argparse.Namespace) -> int:
+    begin(args)
+    store = ModelStore()
+    files = store.pull(args.model)
+    build = find_build(store, files)
+    if build is None:
+        ensure_build(store, files)
+        # A build leaves a large, fragmented heap; the engine should run for weeks in a small one.
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - no shell, our own command line
+    engine = SequentialEngine(
+        model=files.label,
+        load=functools.partial(open_model, build, context=args.context, threads=args.threads),
+        tokenizer=Tokenizer.load(files),
+        max_waiting=args.max_waiting,
+    )
+    return run_engine(engine, args)
+
+
+def _build(args: argparse.Namespace) -> int:
+    store = ModelStore()
+    build = ensure_build(store, store.pull(args.model), args.precision)
+    sys.stdout.write(f"{build.folder}\n")
+    return 0
+
+
+def _leave(number: int, _frame: object) -> Never:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

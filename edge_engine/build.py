@@ -1,0 +1,206 @@
+"""Make the graph of a model, once: complete in the store's folder or not there at all."""
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from edge_engine.arch import LlamaShape, UnknownArchitectureError, llama_shape
+from edge_engine.emit import emit_graph
+from edge_engine.manifest import (
+    Build,
+    GraphKind,
+    Manifest,
+    Precision,
+    file_sizes,
+    read_manifest,
+    write_manifest,
+)
+from edge_engine.open_model import open_model
+from edge_engine.quantize import BLOCK, BYTES_PER_WEIGHT
+from edge_engine.session import has_query_seqlens
+from edge_engine.weights import Weights, open_weights
+from engine_core.downloads import check_room, plain_disk_errors, progress_bar, replace_durably, say
+from engine_core.errors import ModelError
+from engine_core.models import ModelFiles, ModelStore
+
+EMITTER_VERSION = 1
+"""Part of the build key: raise it whenever the graphs of an older version should be made anew."""
+
+# Where other families than Llama's keep their limit of tokens in config.json.
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_FALLBACK_POSITIONS = 2048
+
+
+def find_build(store: ModelStore, files: ModelFiles, precision: Precision = "int8") -> Build | None:
+    """Return the build of a model for the installed runtime, or None."""
+    folder = store.build_path(files, _variant(precision))
+    manifest = read_manifest(folder)
+    return None if manifest is None else Build(folder, manifest)
+
+
+def ensure_build(
+    store: ModelStore,
+    files: ModelFiles,
+    precision: Precision = "int8",
+    *,
+    progress: bool = True,
+) -> Build:
+    """Return the build of a model; make it first if it is absent or damaged.
+
+    Safe to call from several processes at once: one builds, the others wait for it.
+
+    Args:
+        store: Where builds live.
+        files: A model that is on this machine.
+        precision: `int8` to serve, `fp32` to compare with.
+        progress: Draw a progress bar on stderr.
+
+    Raises:
+        ModelError: the model cannot be read, exported or run, or the disk is full; nothing is left
+            behind.
+    """
+    folder = store.build_path(files, _variant(precision))
+    with store.lock(f"build {folder.name}"):
+        found = find_build(store, files, precision)
+        if found is not None:
+            return found
+        # A fixed name, so that what a killed build left is cleared away by the next one.
+        partial = store.root / "tmp" / f"build-{folder.name}"
+        try:
+            with plain_disk_errors(folder, 0):
+                for left_over in (partial, folder):
+                    if left_over.exists():
+                        shutil.rmtree(left_over)
+                partial.mkdir(parents=True)
+                manifest = _make(files, partial, precision, progress)
+                _sync_files(partial)
+                replace_durably(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return Build(folder, manifest)
+
+
+def _variant(precision: Precision) -> str:
+    step_mode = "ragged" if has_query_seqlens() else "split"
+    return f"edge-v{EMITTER_VERSION}-{precision}-b{BLOCK}-{step_mode}"
+
+
+def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool) -> Manifest:
+    weights = open_weights(files)
+    try:
+        shape = llama_shape(weights.config)
+    except UnknownArchitectureError as reason:
+        _export(files, folder, precision, reason)
+        graph: GraphKind = "past_kv"
+        max_position = _max_position(weights)
+    else:
+        _emit(files, weights, shape, folder, precision=precision, progress=progress)
+        graph = "gqa"
+        max_position = shape.max_position
+    manifest = Manifest(
+        emitter=EMITTER_VERSION,
+        source=files.name,
+        source_digest=files.digest,
+        graph=graph,
+        precision=precision,
+        block=BLOCK,
+        ragged=graph == "gqa" and has_query_seqlens(),
+        max_position=max_position,
+        files=file_sizes(folder),
+    )
+    _try_out(files, folder, manifest)
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _emit(
+    files: ModelFiles,
+    weights: Weights,
+    shape: LlamaShape,
+    folder: Path,
+    *,
+    precision: Precision,
+    progress: bool,
+) -> None:
+    elements = weights.elements
+    in_blocks = sum(elements.values()) * (BYTES_PER_WEIGHT if precision == "int8" else 4)
+    embedding = 4 * elements.get("model.embed_tokens.weight", 0)
+    check_room(folder, int(in_blocks + embedding))
+    what = f"building {files.label} ({precision})"
+    with progress_bar(what, 4 * sum(elements.values()), shown=progress) as bar:
+        try:
+            emit_graph(
+                weights,
+                shape,
+                folder,
+                precision=precision,
+                ragged=has_query_seqlens(),
+                on_read=bar.update,
+            )
+        except KeyError as error:
+            raise ModelError(
+                f"{files.name} has no tensor {error} although it says it is a {shape.family} "
+                "model; download it again, or name its original checkpoint."
+            ) from None
+
+
+def _export(files: ModelFiles, folder: Path, precision: Precision, reason: Exception) -> None:
+    """Let optimum write the graph, in a process that takes torch away with it when it ends."""
+    try:
+        importlib.metadata.version("optimum-onnx")
+    except importlib.metadata.PackageNotFoundError:
+        raise ModelError(
+            f"{files.name} needs the exporter ({reason}); install it with "
+            "pip install 'tidegate[export]' and try again."
+        ) from None
+    say(f"{files.name} goes through optimum, which is slower ({reason})")
+    command = [sys.executable, "-m", "edge_engine.optimum_export"]
+    command += [str(files.path), str(folder), "--precision", precision]
+    # The pipe is the child's lifeline: it ends itself when this process is gone.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr) as child:
+        try:
+            status = child.wait()
+        except BaseException:
+            child.kill()
+            raise
+    if status:
+        raise ModelError(
+            f"optimum could not export {files.name} (its messages are above); serve this model "
+            "with the cloud engine instead."
+        )
+
+
+def _max_position(weights: Weights) -> int:
+    found = (weights.config.get(key) for key in _POSITION_KEYS)
+    return next((int(limit) for limit in found if limit), _FALLBACK_POSITIONS)
+
+
+def _try_out(files: ModelFiles, folder: Path, manifest: Manifest) -> None:
+    """Run two steps, so that a graph that cannot answer is found now and not by a client."""
+    try:
+        model = open_model(Build(folder, manifest), context=4)
+        finite = all(np.isfinite(model.forward(ids)).all() for ids in ((0, 1), (2,)))
+        model.close()
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the graph built from {files.name} does not run on this onnxruntime: {error}"
+        ) from error
+    if not finite:
+        raise ModelError(
+            f"the graph built from {files.name} gives numbers that are not finite; the "
+            "checkpoint is damaged, or overflows float32."
+        )
+
+
+def _sync_files(folder: Path) -> None:
+    """Have the kernel write everything down before the rename makes it count."""
+    for path in folder.iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())

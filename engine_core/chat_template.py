@@ -1,0 +1,145 @@
+"""Render a conversation into a prompt with the model's own chat template.
+
+Templates come with model files and are foreign code: they run in jinja2's immutable sandbox, which
+keeps them from the interpreter and the file system. It does not bound their running time, so only
+models that one trusts to that degree belong in the store.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine_core.errors import InvalidRequestError, ModelError
+
+MAX_RENDERED_CHARS = 16 << 20
+"""Longest prompt that a template may write; about four million tokens."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks training targets in some templates; to a prompt it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML, which a prompt must not have.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: jinja2 text in the dialect of Hugging Face's `apply_chat_template`.
+        variables: What the template may use besides the messages: `bos_token`, `eos_token`, ….
+
+    Raises:
+        ModelError: the template has a syntax error.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = _now
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ModelError(
+                f"The model's chat template has an error: {error}. Take a newer copy of the model."
+            ) from error
+        self._variables = dict(variables)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt, ending where the assistant is to go on.
+
+        Raises:
+            InvalidRequestError: the template refuses or cannot render the messages, a part of a
+                message is not text, or the prompt passes `MAX_RENDERED_CHARS`.
+        """
+        pieces: list[str] = []
+        length = 0
+        try:
+            for piece in self._template.generate(
+                messages=[_plain(message, at) for at, message in enumerate(messages)],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._variables,
+            ):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_RENDERED_CHARS:
+                    break
+        except InvalidRequestError:
+            raise
+        except TemplateError as error:
+            raise InvalidRequestError(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        except Exception as error:  # a template is foreign code and may raise anything
+            raise InvalidRequestError(
+                "The model's chat template cannot render these messages "
+                f"({type(error).__name__}); check their roles and contents.",
+                param="messages",
+            ) from error
+        if length > MAX_RENDERED_CHARS:
+            raise InvalidRequestError(
+                f"The rendered prompt is longer than {MAX_RENDERED_CHARS:,} characters.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        return "".join(pieces)
+
+
+def _plain(message: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """Return the message as templates know it: content is text, `developer` is `system`."""
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, list):
+        texts = []
+        for part in content:
+            text = part.get("text")
+            if part.get("type") != "text" or not isinstance(text, str):
+                raise InvalidRequestError(
+                    "This model reads text only: each content part must have type 'text'.",
+                    param=f"messages[{at}].content",
+                )
+            texts.append(text)
+        content = "".join(texts)
+    return {
+        **message,
+        "role": "system" if role == "developer" else role,
+        "content": content or "",
+    }

@@ -1,0 +1,41 @@
+"""No engine outlives the process that started it: the lifeline.
+
+The parent keeps the writing end of the child's stdin open and writes nothing. The kernel closes
+it when the parent is gone, however it died, so reading end-of-file here means: leave.
+"""
+
+import os
+import signal
+import threading
+import time
+
+GRACE_SECONDS = 3.0
+"""How long the orderly way out may take once the parent is gone."""
+
+_lock = threading.Lock()
+_watching = False
+
+
+def start() -> None:
+    """Watch stdin from a daemon thread; a second call changes nothing.
+
+    Works in every phase of the process. Before signal handlers are installed (download, build,
+    load) the signal ends the process at once; after that it is an orderly stop.
+    """
+    global _watching  # noqa: PLW0603 - stdin belongs to the process, so does its one watcher
+    with _lock:
+        if not _watching:
+            threading.Thread(target=_watch, name="lifeline", daemon=True).start()
+            _watching = True
+
+
+def _watch() -> None:
+    while True:
+        try:
+            if not os.read(0, 4096):
+                break
+        except OSError:  # stdin was closed or was never there: no parent to wait for
+            break
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)

@@ -1,0 +1,155 @@
+"""Drawing the next token of one sequence from its logits.
+
+The order is: penalties, temperature, top-k, then top-p and min-p. Engines differ here, and it
+matters when filters are combined:
+
+* llama.cpp applies the temperature last, so that its top-p and min-p look at the untempered
+  distribution; vLLM and Hugging Face apply it first. We do as they do, because OpenAI's API is
+  the one we speak and hosted models behave that way.
+* vLLM applies min-p before top-k and top-p and renormalises in between; Hugging Face judges min-p
+  after top-p. Here top-p and min-p judge the same distribution, the one that top-k left, and a
+  token must pass both. That equals Hugging Face's result (a ratio to the most likely token does
+  not change when the tail is cut) and does not depend on which of the two comes first.
+* Ties at the k-th place are all kept, as in Hugging Face, so that nothing depends on how a
+  partition happens to order equal numbers.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_core.errors import EngineFailureError
+from engine_core.types import Sampling
+
+_NUCLEUS_GUESS = 1024
+"""Tokens among which the nucleus is looked for first; few distributions need more."""
+_BLOCK = 256
+_GREEDY_BELOW = 1e-5
+"""Temperatures under this are 0 for vLLM too; float32 would not tell the quotients apart."""
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Sampler:
+    """Draws the tokens of one request and remembers them for its penalties.
+
+    The same seed, prompt and logits give the same tokens. One random number is used per drawn
+    token whatever the filters, so that changing a filter does not shift the sequence.
+
+    Args:
+        sampling: How to draw.
+        prompt_ids: The prompt; the repetition penalty counts it, as in Hugging Face and vLLM.
+        vocab_size: Length of the logits.
+    """
+
+    def __init__(self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int) -> None:
+        self._sampling = sampling
+        seed = sampling.seed
+        self._random = np.random.default_rng(None if seed is None else seed & (2**64 - 1))
+        self._counts = np.zeros(vocab_size, np.int32)  # of generated tokens
+        self._in_prompt = np.zeros(vocab_size, bool)
+        self._in_prompt[np.asarray(prompt_ids, np.int64)] = True
+
+    def draw(self, logits: NDArray[np.float32]) -> int:
+        """Return the id of the next token. The logits, shape [vocab_size], are not changed.
+
+        Raises:
+            EngineFailureError: no logit is finite, or one is NaN or positive infinity, which
+                means that the model's arithmetic broke.
+        """
+        scores = self._penalised(logits)
+        top = int(scores.argmax())  # the first NaN, if there is one
+        if not np.isfinite(scores[top]):
+            raise EngineFailureError(
+                "The model produced logits that are not finite; "
+                "if that repeats, run it in a wider number type such as float32."
+            )
+        greedy = self._sampling.temperature < _GREEDY_BELOW
+        token = top if greedy else self._random_token(scores)
+        self._counts[token] += 1
+        return token
+
+    def _penalised(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        how = self._sampling
+        repetition = how.repetition_penalty != 1
+        occurrence = how.presence_penalty != 0 or how.frequency_penalty != 0
+        if not repetition and not occurrence:
+            return logits
+        scores = logits.copy()
+        if repetition:
+            # CTRL (arXiv:1909.05858), with the usual correction for negative logits.
+            ids = np.flatnonzero(self._in_prompt | (self._counts > 0))
+            seen = scores[ids].astype(np.float64)
+            penalty = how.repetition_penalty
+            seen = np.where(seen > 0, seen / penalty, seen * penalty)
+            scores[ids] = _to_float32(seen)
+        if occurrence:
+            # OpenAI: logit - count * frequency_penalty - (count > 0) * presence_penalty.
+            ids = np.flatnonzero(self._counts)
+            loss = self._counts[ids] * how.frequency_penalty + how.presence_penalty
+            scores[ids] = _to_float32(scores[ids] - loss)
+        return scores
+
+    def _random_token(self, scores: NDArray[np.float32]) -> int:
+        how = self._sampling
+        ids: NDArray[np.intp] | None = None  # None: every token
+        if 0 < how.top_k < len(scores):
+            ids = np.flatnonzero(scores >= _kth_largest(scores, how.top_k))
+            scores = scores[ids]
+        # Subtracting before dividing keeps the exponents at or below 0 at any temperature.
+        with np.errstate(over="ignore", under="ignore"):
+            weights = np.exp((scores - scores.max()) / np.float32(how.temperature))
+        kept = _nucleus(weights, how.top_p) if how.top_p < 1 else None
+        if how.min_p > 0:
+            passed = weights >= how.min_p  # the largest weight is 1
+            kept = np.flatnonzero(passed) if kept is None else kept[passed[kept]]
+        if kept is not None:
+            weights = weights[kept]
+            ids = kept if ids is None else ids[kept]
+        place = _weighted_place(weights, self._random.random())
+        return place if ids is None else int(ids[place])
+
+
+def _kth_largest(values: NDArray[np.float32], k: int) -> np.float32:
+    return cast("np.float32", np.partition(values, len(values) - k)[len(values) - k])
+
+
+def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
+    """Return, ascending, the fewest likeliest places whose share reaches `top_p`.
+
+    Equal weights at the border go to the lower places.
+    """
+    goal = top_p * float(weights.sum(dtype=np.float64))
+    descending = np.sort(weights)[::-1]
+    reached = np.cumsum(descending[:_NUCLEUS_GUESS], dtype=np.float64)
+    if reached[-1] < goal:
+        reached = np.cumsum(descending, dtype=np.float64)
+    size = min(int(reached.searchsorted(goal)) + 1, len(weights))
+    border = descending[size - 1]
+    inside = weights >= border
+    if surplus := int(np.count_nonzero(inside)) - size:
+        inside[np.flatnonzero(weights == border)[-surplus:]] = False
+    return np.flatnonzero(inside)
+
+
+def _weighted_place(weights: NDArray[np.float32], fraction: float) -> int:
+    """Return the place at which the running sum passes this fraction of the total.
+
+    Sums of blocks first, then one block: a running sum over 49k weights takes 0.3 ms, this 0.03.
+    """
+    starts = np.arange(0, len(weights), _BLOCK)
+    sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    goal = fraction * sums[-1]
+    # side="right" passes over what has no weight.
+    block = min(int(sums.searchsorted(goal, side="right")), len(starts) - 1)
+    inside = np.cumsum(weights[starts[block] : starts[block] + _BLOCK], dtype=np.float64)
+    rest = goal - (sums[block - 1] if block else 0.0)
+    place = int(starts[block]) + int(inside.searchsorted(rest, side="right"))
+    if place < len(weights) and weights[place] > 0:
+        return place
+    return int(weights.argmax())  # rounding pointed past the last weight
+
+
+def _to_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.clip(values, -_LARGEST, _LARGEST).astype(np.float32)

@@ -1,0 +1,1 @@
+"""The door: HTTP surface, errors, dispatch to the chosen targets."""

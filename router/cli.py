@@ -1,0 +1,56 @@
+"""The `tidegate` command."""
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from engine_core.errors import TidegateError
+from router.cli_ask import ask
+from router.cli_models import models
+from router.cli_policy import check, explain
+
+CONFIGURATION_ERROR = 2
+"""Exit code when a person must change something before the daemon can run."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tidegate")
+def main() -> None:
+    """Answer easy requests on this machine and send hard ones to a GPU."""
+
+
+@main.command()
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Configuration file; without it ./config.yaml or /etc/tidegate/config.yaml, if there.",
+)
+def serve(config: Path | None) -> None:
+    """Start the daemon and its engines; SIGTERM or Ctrl-C drains and ends it."""
+    # Here, because `tidegate --help` and `tidegate ask` need none of it.
+    from router import app, prepare  # noqa: PLC0415
+    from router.config import find_config, load_config, read_policy  # noqa: PLC0415
+
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        settings = load_config(find_config(config))
+        policy = read_policy(settings)
+        if sys.stderr.isatty():
+            prepare.fetch_models(settings)
+        app.run(settings, policy)
+    except TidegateError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(CONFIGURATION_ERROR)
+
+
+for command in (ask, check, explain, models):
+    main.add_command(command)
+
+if __name__ == "__main__":
+    main()

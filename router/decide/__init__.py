@@ -1,0 +1,1 @@
+"""The pure part of routing: features, complexity, policy, and one explained decision."""

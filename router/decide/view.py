@@ -1,0 +1,150 @@
+"""What a decision needs to know about a request, and nothing else of it."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from engine_core.openai import ChatRequest, CompletionRequest, Message
+
+TOKENS_PER_ASCII_CHARACTER = 0.4
+TOKENS_PER_OTHER_BYTE = 0.75
+"""Cautious: SmolLM2's small vocabulary takes 0.23 (English), 0.27 (code) and 0.36 (LaTeX) tokens per
+ASCII character and 0.62 per UTF-8 byte of Chinese; larger vocabularies take less."""
+TOKENS_PER_MESSAGE = 8
+TOKENS_OF_TEMPLATE = 32
+"""Role marks, and the system prompt that some chat templates add by themselves."""
+SAMPLE_CHARS = 1000
+"""Of a longer text in another script this much is looked at to tell the bytes per character."""
+
+_CONTINUATIONS = """yes yeah yep ok okay sure please go on ahead continue next more do it that again
+    proceed right correct keep going retry commit apply
+    是 是的 好 好的 好吧 可以 行 嗯 对 对的 继续 请继续 继续吧 好的继续 继续说 继续写 接着说 接着写 下一步 再来一次 再试一次
+    """
+CONTINUATIONS = frozenset(_CONTINUATIONS.split())
+"""Words that make no sense without the ask before them."""
+_LONGEST_CONTINUATION = 40  # characters
+_WORD = re.compile(r"\w+")
+
+
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as the decision sees it.
+
+    Args:
+        ask: What the person last asked for; with the ask before it if it only says "go on".
+        prompt_chars: Characters of the whole prompt.
+        prompt_tokens: Estimate of its tokens, rather too many than too few.
+        new_tokens: Limit on generated tokens, None if the client set none.
+        needs: What a target must be able to do beyond answering text with text: `tools`, `json`,
+            `images`, `audio`, `logprobs`, `n`, `logit_bias`, `web_search`, `suffix`, `echo`,
+            `prompts`.
+    """
+
+    ask: str
+    prompt_chars: int
+    prompt_tokens: int
+    new_tokens: int | None = None
+    needs: frozenset[str] = frozenset()
+
+
+def view_chat(request: ChatRequest) -> RequestView:
+    """Return the view of a chat request."""
+    texts = [message.text() for message in request.messages]
+    return RequestView(
+        ask=_ask(request.messages, texts),
+        prompt_chars=sum(map(len, texts)),
+        prompt_tokens=_tokens(texts),
+        new_tokens=request.new_tokens(),
+        needs=_named(
+            {
+                "tools": _uses_tools(request),
+                "json": (request.response_format or {}).get("type", "text") != "text",
+                "images": "image" in (kinds := _part_kinds(request.messages)),
+                "audio": request.audio is not None
+                or request.modalities not in (None, ["text"])
+                or "audio" in kinds,
+                "logprobs": bool(request.logprobs or request.top_logprobs),
+                "n": (request.n or 1) > 1,
+                "logit_bias": bool(request.logit_bias),
+                "web_search": request.web_search_options is not None,
+            }
+        ),
+    )
+
+
+def view_completion(request: CompletionRequest) -> RequestView:
+    """Return the view of a plain completion; a prompt of token ids has no readable ask."""
+    prompt = request.prompt
+    texts = [prompt] if isinstance(prompt, str) else [p for p in prompt if isinstance(p, str)]
+    ids = 0 if texts else len(prompt)
+    return RequestView(
+        ask="\n".join(texts),
+        prompt_chars=sum(map(len, texts)),
+        prompt_tokens=ids or _tokens(texts),
+        new_tokens=request.new_tokens(),
+        needs=_named(
+            {
+                "logprobs": request.logprobs is not None,
+                "n": max(request.n or 1, request.best_of or 1) > 1,
+                "logit_bias": bool(request.logit_bias),
+                "suffix": bool(request.suffix),
+                "echo": bool(request.echo),
+                "prompts": len(texts) > 1,
+            }
+        ),
+    )
+
+
+def _ask(messages: Sequence[Message], texts: Sequence[str]) -> str:
+    """Return the last human text, joined to the one before it if it makes no sense alone."""
+    asks = (t for m, t in zip(reversed(messages), reversed(texts), strict=True) if m.role == "user")
+    last = next(asks, texts[-1])
+    if len(last) <= _LONGEST_CONTINUATION and CONTINUATIONS.issuperset(_WORD.findall(last.lower())):
+        return f"{next(asks, '')}\n{last}".strip()
+    return last
+
+
+def _uses_tools(request: ChatRequest) -> bool:
+    return bool(
+        request.tools
+        or request.functions
+        or request.tool_choice not in (None, "none", "auto")
+        or request.function_call not in (None, "none", "auto")
+        or any(m.role in ("tool", "function") or m.tool_calls for m in request.messages)
+    )
+
+
+def _part_kinds(messages: Iterable[Message]) -> set[str]:
+    """Return `image` and `audio` if a message holds such a part; a file counts as an image."""
+    types: set[Any] = {
+        part.get("type")
+        for message in messages
+        if isinstance(message.content, list)
+        for part in message.content
+        if isinstance(part.get("type"), str)
+    }
+    audio = {"audio"} if "input_audio" in types else set()
+    return audio | ({"image"} if types - {"text", "input_audio"} else set())
+
+
+def _named(needs: dict[str, bool]) -> frozenset[str]:
+    return frozenset(name for name, needed in needs.items() if needed)
+
+
+def _tokens(texts: Sequence[str]) -> int:
+    marks = TOKENS_OF_TEMPLATE + TOKENS_PER_MESSAGE * len(texts)
+    return marks + math.ceil(sum(map(_text_tokens, texts)))
+
+
+def _text_tokens(text: str) -> float:
+    if text.isascii():
+        return TOKENS_PER_ASCII_CHARACTER * len(text)
+    half = SAMPLE_CHARS // 2
+    sample = text if len(text) <= SAMPLE_CHARS else text[:half] + text[-half:]
+    # Characters beyond ASCII are taken to be of three bytes, two of which are extra.
+    extra = len(sample.encode("utf-8", "surrogatepass")) - len(sample)
+    tokens = TOKENS_PER_ASCII_CHARACTER * (len(sample) - extra / 2)
+    tokens += TOKENS_PER_OTHER_BYTE * 1.5 * extra
+    return tokens / len(sample) * len(text)

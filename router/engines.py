@@ -1,0 +1,38 @@
+"""Child engines as the configuration describes them: their command and their environment."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from router.config import TargetConfig
+
+_MODULES = {"edge": "edge_engine", "cloud": "cloud_engine", "fake": "engine_core.fake_engine"}
+
+
+def serve_command(target: TargetConfig, socket: Path) -> list[str]:
+    """Return the command that serves a target's engine on `socket` and dies with us."""
+    if target.engine is None:
+        raise ValueError("an upstream has no engine to start")
+    command = [sys.executable, "-m", _MODULES[target.engine], "serve"]
+    command += ["--model", target.model, "--uds", str(socket), "--lifeline"]
+    command += ["--max-waiting", str(target.max_waiting)]
+    if target.context is not None:
+        command += ["--context", str(target.context)]
+    if target.threads is not None:
+        command += ["--threads", str(target.threads)]
+    if target.engine == "cloud":
+        command += ["--device", target.device, "--dtype", target.dtype]
+    return command
+
+
+def build_command(model: str) -> list[str]:
+    """Return the command that builds the edge engine's graph of a model, with a progress bar."""
+    return [sys.executable, "-m", _MODULES["edge"], "build", "--model", model]
+
+
+def engine_environment(
+    environment: Mapping[str, str], targets: Iterable[TargetConfig]
+) -> dict[str, str]:
+    """Return the environment for children: ours without the keys of upstreams."""
+    keys = {target.key_env for target in targets}
+    return {name: value for name, value in environment.items() if name not in keys}

@@ -1,0 +1,1 @@
+"""Pure state machines that protect the service; no I/O, no clock."""

@@ -1,0 +1,1 @@
+"""What operators see: metrics and the request log."""

@@ -1,0 +1,68 @@
+"""What the edge engine's tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import TINY, TinyModel, save_tiny_model
+
+from edge_engine.arch import LlamaShape, llama_shape
+from edge_engine.emit import emit_graph
+from edge_engine.gqa_model import GqaModel
+from edge_engine.manifest import Build, Manifest, Precision, file_sizes
+from edge_engine.weights import open_weights
+from engine_core.models import ModelFiles, ModelStore
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Callable[..., TinyModel]:
+    """Return what saves a random Llama-shaped model: `tiny_model(family, **overrides)`."""
+
+    def make(family: str = "llama", **overrides: Any) -> TinyModel:
+        return save_tiny_model(tmp_path / family, family, **{**TINY, **overrides})
+
+    return make
+
+
+@pytest.fixture
+def emit(tmp_path: Path) -> Callable[..., Build]:
+    """Return what emits a model's graph: `emit(files, precision=..., ragged=...)`."""
+
+    def make(files: ModelFiles, precision: Precision = "fp32", *, ragged: bool = True) -> Build:
+        folder = tmp_path / f"{files.label}-{precision}-{ragged}"
+        folder.mkdir()
+        weights = open_weights(files)
+        shape: LlamaShape = llama_shape(weights.config)
+        emit_graph(
+            weights, shape, folder, precision=precision, ragged=ragged, on_read=lambda _: None
+        )
+        manifest = Manifest(
+            emitter=0,
+            source=files.name,
+            source_digest=files.digest,
+            graph="gqa",
+            precision=precision,
+            block=32,
+            ragged=ragged,
+            max_position=shape.max_position,
+            files=file_sizes(folder),
+        )
+        return Build(folder, manifest)
+
+    return make
+
+
+@pytest.fixture
+def emitted(emit: Callable[..., Build]) -> Callable[..., GqaModel]:
+    """Return what emits and opens a graph with one thread and 64 tokens of room."""
+
+    def make(files: ModelFiles, precision: Precision = "fp32", **options: Any) -> GqaModel:
+        return GqaModel(emit(files, precision, **options), context=64, threads=1)
+
+    return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "cache")

@@ -1,0 +1,64 @@
+"""8-bit blocks."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edge_engine.quantize import BLOCK, quantize_weight
+
+RNG = np.random.default_rng(11)
+
+
+def relative_error(weight: np.ndarray) -> float:
+    restored = quantize_weight(weight).dequantize(weight.shape[1])
+    return float(np.sqrt(np.square(restored - weight).mean() / np.square(weight).mean()))
+
+
+def test_random_weights_lose_half_a_percent_at_most() -> None:
+    assert relative_error(RNG.standard_normal((48, 320)).astype(np.float32)) < 0.005
+
+
+def test_weights_from_q8_0_are_kept_exactly() -> None:
+    values = RNG.integers(-127, 128, (20, 4, BLOCK)).astype(np.float32)
+    values[..., 0] = 127  # Q8_0 puts the largest of a block on 127
+    scales = RNG.random((20, 4, 1)).astype(np.float16).astype(np.float32)
+    assert relative_error((values * scales).reshape(20, -1)) < 1e-6
+
+
+def test_weights_from_q4_1_lose_three_times_less_than_symmetric_rounding_would() -> None:
+    levels = RNG.integers(0, 16, (64, 4, BLOCK)).astype(np.float32)
+    levels[..., 0], levels[..., 1] = 0, 15
+    scales = 0.01 + 0.01 * RNG.random((64, 4, 1)).astype(np.float32)
+    lowest = -7.5 * scales * (1 + 0.2 * RNG.standard_normal(scales.shape).astype(np.float32))
+    weight = (levels * scales + lowest).reshape(64, -1)
+    blocks = weight.reshape(64, -1, BLOCK)
+    step = np.abs(blocks).max(axis=2, keepdims=True) / 127
+    symmetric = np.rint(blocks / step) * step - blocks
+    plain = np.sqrt(np.square(symmetric).mean() / np.square(weight).mean())
+    assert relative_error(weight) < plain / 3
+
+
+@pytest.mark.parametrize("inputs", [1, 31, 32, 33, 72])
+def test_inputs_that_fill_no_whole_block_are_padded(inputs: int) -> None:
+    weight = RNG.standard_normal((3, inputs)).astype(np.float32)
+    blocks = quantize_weight(weight)
+    assert blocks.values.shape == (3, -(-inputs // BLOCK), BLOCK)
+    assert blocks.dequantize(inputs).shape == weight.shape
+    assert relative_error(weight) < 0.01
+
+
+@given(
+    hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 4), st.integers(1, 70)),
+        elements=st.floats(-1e4, 1e4, width=32),
+    )
+)
+def test_no_weight_moves_by_more_than_its_blocks_step(weight: np.ndarray) -> None:
+    blocks = quantize_weight(weight)
+    steps = np.repeat(blocks.scales, BLOCK, axis=1)[:, : weight.shape[1]]
+    moved = np.abs(blocks.dequantize(weight.shape[1]) - weight)
+    assert (moved <= steps * 1.001 + 1e-29).all()
+    assert (moved[weight == 0] == 0).all()

@@ -1,0 +1,381 @@
+"""The engine's HTTP surface over the fake engine, in process."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestServer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine_core.errors import ApiError
+from engine_core.fake_engine import FakeEngine
+from engine_core.requests import read_chat, read_completion
+from engine_core.server import INLINE_BODY_BYTES, MAX_BODY_BYTES, make_app
+
+HI: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "Hi you"}]}
+
+
+class Client:
+    """Talks to one engine server."""
+
+    def __init__(self, session: aiohttp.ClientSession, engine: FakeEngine) -> None:
+        self.session = session
+        self.engine = engine
+
+    async def post(
+        self, body: Any, path: str = "/v1/chat/completions", **headers: str
+    ) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} | headers
+        async with self.session.post(path, data=io.BytesIO(data), headers=headers) as response:
+            assert response.content_type == "application/json"
+            return response.status, await response.json()
+
+    async def stream(self, body: Any, path: str = "/v1/chat/completions") -> list[Any]:
+        """Return the decoded events; `[DONE]` stays text."""
+        async with self.session.post(path, json=body | {"stream": True}) as response:
+            assert response.status == 200
+            assert response.content_type == "text/event-stream"
+            text = (await response.read()).decode()
+        *events, rest = text.split("\n\n")
+        assert rest == ""
+        datas = [event.removeprefix("data: ") for event in events]
+        return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+Serve = Callable[..., Awaitable[Client]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Return what serves a fake engine made with the given options."""
+    cleanups: list[Callable[[], Awaitable[None]]] = []
+
+    async def start(**options: Any) -> Client:
+        engine = FakeEngine(**options)
+        await engine.start()
+        server = TestServer(make_app(engine))
+        await server.start_server(auto_decompress=False)
+        session = aiohttp.ClientSession(server.make_url("/"))
+        cleanups.extend([server.close, session.close])
+        return Client(session, engine)
+
+    yield start
+    for cleanup in reversed(cleanups):
+        await cleanup()
+
+
+async def test_chat_answers_in_openai_shape(serve: Serve) -> None:
+    status, body = await (await serve()).post(HI)
+    assert status == 200
+    assert body.pop("id").startswith("chatcmpl-")
+    assert isinstance(body.pop("created"), int)
+    assert body == {
+        "object": "chat.completion",
+        "model": "fake",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hi you", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19},
+    }
+
+
+async def test_chat_streams_role_then_text_then_finish_then_done(serve: Serve) -> None:
+    *chunks, done = await (await serve()).stream(HI)
+    assert done == "[DONE]"
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert all("usage" not in chunk for chunk in chunks)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Hi you"
+    assert choices[-1]["delta"] == {}
+    assert [choice["finish_reason"] for choice in choices] == [None] * 7 + ["stop"]
+
+
+async def test_usage_chunk_comes_last_and_only_when_asked_for(serve: Serve) -> None:
+    body = HI | {"stream_options": {"include_usage": True}}
+    *chunks, last, done = await (await serve()).stream(body)
+    assert done == "[DONE]"
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == 19
+
+
+async def test_completion_answers_in_openai_shape(serve: Serve) -> None:
+    client = await serve()
+    body = {"model": "m", "prompt": "a rose is a rose is a rose", "max_tokens": 6}
+    status, answer = await client.post(body, "/v1/completions")
+    assert status == 200
+    assert answer["id"].startswith("cmpl-")
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [
+        {"index": 0, "text": "a rose", "logprobs": None, "finish_reason": "length"}
+    ]
+    *chunks, done = await client.stream(body, "/v1/completions")
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "a rose"
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+
+
+async def test_completion_has_openais_default_of_sixteen_tokens(serve: Serve) -> None:
+    _, body = await (await serve()).post({"model": "m", "prompt": "x" * 99}, "/v1/completions")
+    assert body["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("prompt", [[104, 105], ["hi"], "hi"])
+async def test_completion_takes_a_text_or_token_ids(serve: Serve, prompt: Any) -> None:
+    _, body = await (await serve()).post({"model": "m", "prompt": prompt}, "/v1/completions")
+    assert body["choices"][0]["text"] == "hi"
+
+
+async def test_parts_of_a_message_are_joined_and_developer_is_system(serve: Serve) -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    messages = [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}]
+    _, body = await (await serve()).post({"model": "m", "messages": messages})
+    assert body["choices"][0]["message"]["content"] == "one two"
+    assert body["usage"]["prompt_tokens"] == len("system: be\nuser: one two")
+
+
+async def test_long_prompts_go_through_a_thread(serve: Serve) -> None:
+    text = "long " * INLINE_BODY_BYTES
+    client = await serve(context_window=50_000)
+    _, body = await client.post(
+        HI | {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    )
+    assert body["choices"][0]["message"]["content"] == "long"
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"seed": 2**70}, "seed"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "", "tool_call_id": "1"}]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"model": None}, "model"),
+    ],
+)
+async def test_what_is_wrong_or_unsupported_is_a_400_that_names_the_field(
+    serve: Serve, extra: dict[str, Any], param: str
+) -> None:
+    client = await serve()
+    status, body = await client.post(HI | extra)
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["param"] == param
+    assert client.engine.stats().requests_total == 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [257]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 1}, "logprobs"),
+    ],
+)
+async def test_what_is_wrong_in_a_completion_is_a_400_that_names_the_field(
+    serve: Serve, extra: dict[str, Any], param: str
+) -> None:
+    body = {"model": "m", "prompt": "x"} | extra
+    status, answer = await (await serve()).post(body, "/v1/completions")
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_fields_that_ask_for_nothing_are_ignored(serve: Serve) -> None:
+    status, _ = await (await serve()).post(
+        HI
+        | {
+            "user": "u",
+            "metadata": {"a": "b"},
+            "store": False,
+            "n": 1,
+            "tools": [],
+            "tool_choice": "auto",
+            "logprobs": False,
+            "response_format": {"type": "text"},
+            "modalities": ["text"],
+            "parallel_tool_calls": True,
+        }
+    )
+    assert status == 200
+
+
+async def test_prompt_that_fills_the_context_window_is_a_400_with_both_numbers(
+    serve: Serve,
+) -> None:
+    client = await serve(context_window=20)
+    status, body = await client.post(HI | {"messages": [{"role": "user", "content": "x" * 14}]})
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert "20 tokens" in body["error"]["message"]
+    assert (await client.post(HI | {"messages": [{"role": "user", "content": "x" * 13}]}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"\xef\xbb\xbf{}", b"[" * 100_000, b'{"a":NaN}'],
+)
+async def test_body_that_is_no_json_object_is_a_400(serve: Serve, body: bytes) -> None:
+    status, answer = await (await serve()).post(body)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_other_bodies_are_refused_by_their_headers(serve: Serve) -> None:
+    client = await serve()
+    assert (await client.post(HI, **{"Content-Type": "text/plain"}))[0] == 415
+    assert (await client.post(HI, **{"Content-Encoding": "gzip"}))[0] == 415
+    status, body = await client.post(b"x" * (MAX_BODY_BYTES + 1))
+    assert (status, body["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_unknown_paths_and_methods_are_json_errors(serve: Serve) -> None:
+    client = await serve()
+    assert (await client.post(HI, "/v1/nothing"))[0] == 404
+    status, body = await client.post(HI, "/v1/models")
+    assert (status, body["error"]["type"]) == (405, "invalid_request_error")
+
+
+async def test_foreign_host_is_refused_on_tcp(serve: Serve) -> None:
+    client = await serve()
+    assert (await client.post(HI, Host="evil.example"))[0] == 403
+    assert (await client.post(HI, Host="localhost:1234"))[0] == 200
+    assert (await client.post(HI, Host="[::1]:1234"))[0] == 200
+
+
+async def test_failure_before_the_first_byte_has_its_true_status(serve: Serve) -> None:
+    client = await serve(fail_after=0)
+    for extra in ({}, {"stream": True}):
+        status, body = await client.post(HI | extra)
+        assert (status, body["error"]["code"]) == (500, "engine_error")
+
+
+async def test_failure_after_the_first_byte_ends_the_stream_without_done(serve: Serve) -> None:
+    *chunks, last = await (await serve(fail_after=3)).stream(HI)
+    assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == "Hi "
+    assert set(last) == {"error"}
+    assert last["error"]["code"] == "engine_error"
+
+
+async def test_full_engine_says_when_to_come_back(serve: Serve) -> None:
+    client = await serve(slots=1, max_waiting=1, token_delay=10)
+    busy = [asyncio.create_task(client.post(HI)) for _ in range(2)]
+    await _until(lambda: client.engine.stats().waiting == 1)
+    async with client.session.post("/v1/chat/completions", json=HI) as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "1"
+        assert (await response.json())["error"]["code"] == "queue_full"
+    for task in busy:
+        task.cancel()
+    await asyncio.wait(busy)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("delay", [0.005, 30])
+async def test_hang_up_cancels_the_generation(serve: Serve, stream: bool, delay: float) -> None:
+    client = await serve(token_delay=delay)
+    body = HI | {"stream": stream, "messages": [{"role": "user", "content": "x" * 4000}]}
+    task = asyncio.create_task(client.post(body))
+    await _until(lambda: client.engine.stats().running == 1)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.wait({task})
+    await _until(lambda: client.engine.stats().running == 0)
+    assert client.engine.stats().cancelled_total == 1
+
+
+async def test_one_log_line_per_request_without_its_text(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tidegate.engine")
+    client = await serve()
+    secret = "open sesame"
+    await client.post(HI | {"messages": [{"role": "user", "content": secret}]})
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "tokens_in=17 tokens_out=12" in line
+    assert "finish=stop" in line
+    assert secret not in line
+
+
+async def test_own_mistakes_are_a_500_without_a_traceback(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await serve()
+    monkeypatch.setattr(client.engine.tokenizer, "encode_chat", lambda _: 1 / 0, raising=False)
+    status, body = await client.post(HI)
+    assert (status, body["error"]["type"]) == (500, "server_error")
+    assert "division" not in json.dumps(body)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+fields = st.sampled_from(
+    ["model", "messages", "prompt", "stop", "seed", "n", "max_tokens", "stream", "top_p", "tools"]
+)
+
+
+@given(st.dictionaries(fields, json_values), st.sampled_from([read_chat, read_completion]))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_json_is_understood_or_refused(body: dict[str, Any], read: Callable[..., Any]) -> None:
+    base = HI if read is read_chat else {"model": "m", "prompt": "x"}
+    try:
+        ask = read(json.dumps({**base, **body}).encode(), FakeEngine())
+    except ApiError as error:
+        assert error.status == 400  # noqa: PT017 - either outcome is right
+    else:
+        assert ask.generation.prompt_ids
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(1):
+        while not condition():  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.002)

@@ -1,0 +1,28 @@
+"""Every ending has a status, and only those fail over that another target could avoid."""
+
+import pytest
+
+from router.guard.outcomes import FAILS_OVER, Outcome, UpstreamFailure
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.OK])
+def test_every_failure_has_a_status_and_a_code(outcome: Outcome) -> None:
+    failure = UpstreamFailure(outcome, "x")
+    assert 400 <= failure.status <= 599
+    assert failure.code == outcome.value
+    assert failure.may_fail_over is (outcome in FAILS_OVER)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome.CLIENT_CLOSED,
+        Outcome.INVALID,
+        Outcome.TIMEOUT_TOTAL,
+        Outcome.DEADLINE,
+        Outcome.POLICY_DENY,
+        Outcome.NO_TARGET,
+    ],
+)
+def test_what_no_other_target_could_do_better_stays(outcome: Outcome) -> None:
+    assert outcome not in FAILS_OVER

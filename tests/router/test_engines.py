@@ -1,0 +1,44 @@
+"""Child engines are started as the configuration says, without the keys of upstreams."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from router.config import TargetConfig
+from router.engines import build_command, engine_environment, serve_command
+
+
+def test_every_option_of_a_cloud_engine_reaches_its_command_line() -> None:
+    target = TargetConfig(
+        tier="cloud", engine="cloud", model="m", context=512, threads=3, max_waiting=7,
+        device="cpu", dtype="float32",
+    )  # fmt: skip
+    assert serve_command(target, Path("/run/0.sock")) == [
+        sys.executable, "-m", "cloud_engine", "serve", "--model", "m", "--uds", "/run/0.sock",
+        "--lifeline", "--max-waiting", "7", "--context", "512", "--threads", "3",
+        "--device", "cpu", "--dtype", "float32",
+    ]  # fmt: skip
+
+
+def test_an_edge_engine_gets_only_what_it_knows() -> None:
+    command = serve_command(TargetConfig(tier="edge", engine="edge", model="m"), Path("s"))
+    assert command[2] == "edge_engine"
+    assert not {"--device", "--dtype", "--context", "--threads"} & set(command)
+
+
+def test_an_upstream_has_no_command() -> None:
+    with pytest.raises(ValueError, match="no engine"):
+        serve_command(TargetConfig(tier="edge", url="http://127.0.0.1/v1", model="m"), Path("s"))
+
+
+def test_the_graph_is_built_by_the_edge_engines_own_process() -> None:
+    assert build_command("m")[1:] == ["-m", "edge_engine", "build", "--model", "m"]
+
+
+def test_keys_of_upstreams_are_kept_from_engines() -> None:
+    targets = [
+        TargetConfig(tier="cloud", url="https://a.example/v1", model="m", key_env="A_KEY"),
+        TargetConfig(tier="edge", engine="edge", model="m"),
+    ]
+    assert engine_environment({"A_KEY": "secret", "HOME": "/h"}, targets) == {"HOME": "/h"}
