@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from engine_core.downloads import check_room, plain_disk_errors, replace_durably
 from engine_core.errors import ModelError
 from engine_core.models import ModelFiles, ModelStore
+
+# What transformers raises for files it cannot make sense of.
+_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
 
 _log = logging.getLogger("tidegate.engine")
 
@@ -41,20 +45,27 @@ def load_causal_lm(
     else:
         folder = files.path
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             use_safetensors=True,  # a pickle can run code
             trust_remote_code=False,
             local_files_only=True,
+            output_loading_info=True,
         )
+        if missing := sorted(report["missing_keys"]):
+            # transformers would go on with random numbers in their place.
+            raise ModelError(
+                f"{files.name} lacks {len(missing)} of its weights, {missing[0]} among them; "
+                "fetch it again or correct its config.json"
+            )
         return model.eval().to(device)
     except torch.OutOfMemoryError:
         raise ModelError(
             f"{files.name} in {_name(dtype)} does not fit on {device}; "
             "choose a smaller model or number type"
         ) from None
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except _UNREADABLE as error:
         raise _unreadable(files, error) from error
 
 
@@ -66,7 +77,7 @@ def _convert(files: ModelFiles, folder: Path, store: ModelStore, dtype: torch.dt
             model = AutoModelForCausalLM.from_pretrained(
                 files.path.parent, gguf_file=files.path.name, dtype=dtype, local_files_only=True
             )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except _UNREADABLE as error:
         raise _unreadable(files, error) from error
     size = sum(parameter.nbytes for parameter in model.parameters())
     parent = store.root / "tmp"

@@ -1,15 +1,26 @@
 """Make the graph of a model, once: complete in the store's folder or not there at all."""
 
+import functools
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_engine.arch import LlamaShape, UnknownArchitectureError, llama_shape
+from edge_engine.calibrate import (
+    SHARE_OF_ACTIVATIONS,
+    calibration_ids,
+    channel_sizes,
+    smoothing,
+    watched_values,
+)
 from edge_engine.emit import emit_graph
 from edge_engine.manifest import (
     Build,
@@ -86,8 +97,11 @@ def ensure_build(
 
 
 def _variant(precision: Precision) -> str:
+    """Name everything but the model that shapes a build."""
     step_mode = "ragged" if has_query_seqlens() else "split"
-    return f"edge-v{EMITTER_VERSION}-{precision}-b{BLOCK}-{step_mode}"
+    if precision == "fp32":
+        return f"edge-v{EMITTER_VERSION}-fp32-{step_mode}"
+    return f"edge-v{EMITTER_VERSION}-int8-block{BLOCK}-smooth{SHARE_OF_ACTIVATIONS}-{step_mode}"
 
 
 def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool) -> Manifest:
@@ -127,21 +141,33 @@ def _emit(
     precision: Precision,
     progress: bool,
 ) -> None:
-    elements = weights.elements
-    in_blocks = sum(elements.values()) * (BYTES_PER_WEIGHT if precision == "int8" else 4)
-    embedding = 4 * elements.get("model.embed_tokens.weight", 0)
-    check_room(folder, int(in_blocks + embedding))
+    ragged = has_query_seqlens()
+    total = sum(weights.elements.values())
+    embedding = 4 * weights.elements.get("model.embed_tokens.weight", 0)
+    check_room(folder, int(total * (BYTES_PER_WEIGHT if precision == "int8" else 4)) + embedding)
+    rounds = 2 if precision == "int8" else 1
     what = f"building {files.label} ({precision})"
-    with progress_bar(what, 4 * sum(elements.values()), shown=progress) as bar:
+    with progress_bar(what, rounds * 4 * total, shown=progress) as bar:
+        emit = functools.partial(
+            emit_graph,
+            weights,
+            shape,
+            folder,
+            precision=precision,
+            ragged=ragged,
+            on_read=bar.update,
+        )
         try:
-            emit_graph(
-                weights,
-                shape,
-                folder,
-                precision=precision,
-                ragged=has_query_seqlens(),
-                on_read=bar.update,
-            )
+            if precision == "int8":
+                # Once to see how large each channel gets, and again with the channels evened out.
+                emit(extra_outputs=watched_values(shape))
+                texts = calibration_ids(files, shape.max_position)
+                with _must_run(files):
+                    sizes = channel_sizes(folder, shape, texts, ragged=ragged)
+                _must_be_finite(files, sizes.values())
+                emit(smoothing=smoothing(weights, shape, sizes))
+            else:
+                emit()
         except KeyError as error:
             raise ModelError(
                 f"{files.name} has no tensor {error} although it says it is a {shape.family} "
@@ -159,10 +185,14 @@ def _export(files: ModelFiles, folder: Path, precision: Precision, reason: Excep
             "pip install 'tidegate[export]' and try again."
         ) from None
     say(f"{files.name} goes through optimum, which is slower ({reason})")
-    command = [sys.executable, "-m", "edge_engine.optimum_export"]
+    # Tracing warns about every Python value it meets; only errors are worth a reader's time.
+    command = [sys.executable, "-W", "ignore", "-m", "edge_engine.optimum_export"]
     command += [str(files.path), str(folder), "--precision", precision]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     # The pipe is the child's lifeline: it ends itself when this process is gone.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr) as child:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=sys.stderr, env=environment
+    ) as child:
         try:
             status = child.wait()
         except BaseException:
@@ -182,17 +212,27 @@ def _max_position(weights: Weights) -> int:
 
 def _try_out(files: ModelFiles, folder: Path, manifest: Manifest) -> None:
     """Run two steps, so that a graph that cannot answer is found now and not by a client."""
-    try:
+    with _must_run(files):
         model = open_model(Build(folder, manifest), context=4)
-        finite = all(np.isfinite(model.forward(ids)).all() for ids in ((0, 1), (2,)))
+        logits = [model.forward(ids).copy() for ids in ((0, 1), (2,))]
         model.close()
+    _must_be_finite(files, logits)
+
+
+@contextmanager
+def _must_run(files: ModelFiles) -> Iterator[None]:
+    try:
+        yield
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(
             f"the graph built from {files.name} does not run on this onnxruntime: {error}"
         ) from error
-    if not finite:
+
+
+def _must_be_finite(files: ModelFiles, arrays: Iterable[NDArray[np.float32]]) -> None:
+    if not all(np.isfinite(array).all() for array in arrays):
         raise ModelError(
             f"the graph built from {files.name} gives numbers that are not finite; the "
             "checkpoint is damaged, or overflows float32."

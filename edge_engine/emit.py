@@ -1,21 +1,15 @@
 """Write a Llama-shaped decoder as one small ONNX graph around GroupQueryAttention.
 
-Inputs (B sequences, S new tokens each, room for C tokens per sequence):
+`edge_engine.graph_interface` says what goes in and out.
 
-- `input_ids` int64 `[B, S]`
-- `seqlens_k` int32 `[B]`: tokens in the cache after this step, minus one
-- `total_sequence_length` int32 scalar: the largest length after this step; with `query_seqlens`
-  any upper bound up to C will do
-- `query_seqlens` int32 `[B]`: how many of the S tokens are real (graphs for runtimes that have it)
-- `logit_rows` int64 `[R]`: flat indices into B*S; only these rows reach the vocabulary
-- `past_key_i`, `past_value_i` float32 `[B, kv_heads, C, head_dim]`, bound to the same memory as
-  `present_key_i`, `present_value_i`: the step appends in place
-
-Output: `logits` float32 `[R, vocab]`.
+Values between the layers that other modules refer to by name: `normed_i` goes into the attention
+of layer i (and, after the last layer, into the vocabulary), `mlp_normed_i` into its MLP and
+`product_i` into the MLP's last product.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -24,14 +18,16 @@ from onnx import TensorProto, helper
 
 from edge_engine.arch import LlamaShape
 from edge_engine.external_data import ExternalData
+from edge_engine.graph_interface import graph_inputs, graph_outputs
 from edge_engine.manifest import DATA_FILE, GRAPH_FILE, Precision
-from edge_engine.quantize import BITS, BLOCK, quantize_weight
+from edge_engine.nbits import CONTRIB_DOMAIN, nbits_node
+from edge_engine.quantize import quantize_weight
 from edge_engine.rope import cos_sin_tables
 from edge_engine.weights import Weights
+from engine_core.errors import ModelError
 
 # Input 16 of GroupQueryAttention is query_seqlens; inputs 9 to 15 stay empty.
 _QUERY_SEQLENS_INPUT = 16
-_CONTRIB = "com.microsoft"
 _OPSET = 18
 _IR_VERSION = 10
 
@@ -44,6 +40,8 @@ def emit_graph(
     precision: Precision,
     ragged: bool,
     on_read: Callable[[int], object],
+    smoothing: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+    extra_outputs: Iterable[str] = (),
 ) -> None:
     """Write `model.onnx` and its data file into an existing folder.
 
@@ -54,15 +52,28 @@ def emit_graph(
         precision: `int8` for 8-bit blocks in every linear layer, `fp32` for parity checks.
         ragged: Whether the graph has the input `query_seqlens`.
         on_read: Called after each tensor with its float32 bytes.
+        smoothing: For values named above, what each channel is divided by; the weights that make
+            and use the value take it up, so that the logits stay the same.
+        extra_outputs: Values named above that become outputs of the graph.
 
     Raises:
         KeyError: a tensor that this shape needs is missing.
+        ModelError: a tensor holds infinities or NaN.
     """
     with ExternalData(folder, DATA_FILE) as data:
         emitter = _Emitter(
-            weights, shape, data, precision=precision, ragged=ragged, on_read=on_read
+            weights,
+            shape,
+            data,
+            precision=precision,
+            ragged=ragged,
+            on_read=on_read,
+            smoothing=smoothing,
         )
         model = emitter.model()
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in extra_outputs
+    )
     (folder / GRAPH_FILE).write_bytes(model.SerializeToString())
 
 
@@ -76,6 +87,7 @@ class _Emitter:
         precision: Precision,
         ragged: bool,
         on_read: Callable[[int], object],
+        smoothing: Mapping[str, NDArray[np.float32]],
     ) -> None:
         self._weights = weights
         self._shape = shape
@@ -83,6 +95,7 @@ class _Emitter:
         self._precision = precision
         self._ragged = ragged
         self._on_read = on_read
+        self._smoothing = smoothing
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: list[onnx.TensorProto] = []
 
@@ -98,17 +111,21 @@ class _Emitter:
         # float32 and mapped from the file: a step reads one row of it per token.
         self._tensor("embedding", self._read("model.embed_tokens.weight"))
         self._node("Gather", ["embedding", "input_ids"], ["residual_0"])
-        self._gamma("norm_0", "model.layers.0.input_layernorm.weight")
+        self._gamma("norm_0", "model.layers.0.input_layernorm.weight", "normed_0")
         self._norm("residual_0", "norm_0", "normed_0")
         for layer in range(shape.layers):
             self._layer(layer)
         self._head(f"normed_{shape.layers}")
         graph = helper.make_graph(
-            self._nodes, "decoder", self._inputs(), self._outputs(), self._initializers
+            self._nodes,
+            "decoder",
+            graph_inputs(shape, ragged=self._ragged),
+            graph_outputs(shape),
+            self._initializers,
         )
         return helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", _OPSET), helper.make_opsetid(_CONTRIB, 1)],
+            opset_imports=[helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB_DOMAIN, 1)],
             ir_version=_IR_VERSION,
             producer_name="tidegate",
         )
@@ -126,7 +143,9 @@ class _Emitter:
             self._node("Gather", ["last_residual", "logit_rows"], ["asked_residual"])
             attended, residual = "asked_heads", "asked_residual"
         out = self._linear(f"o_{layer}", attended, [prefix + "self_attn.o_proj"])
-        self._gamma(f"mlp_norm_{layer}", prefix + "post_attention_layernorm.weight")
+        self._gamma(
+            f"mlp_norm_{layer}", prefix + "post_attention_layernorm.weight", f"mlp_normed_{layer}"
+        )
         self._skip_norm(
             out, residual, f"mlp_norm_{layer}", f"mlp_normed_{layer}", f"mlp_residual_{layer}"
         )
@@ -134,11 +153,13 @@ class _Emitter:
             f"gate_up_{layer}",
             f"mlp_normed_{layer}",
             [prefix + "mlp.gate_proj", prefix + "mlp.up_proj"],
+            # What divides the product can divide one of its factors.
+            divisors={prefix + "mlp.up_proj": self._smoothing.get(f"product_{layer}")},
         )
         gate, up, silu, product = (f"{part}_{layer}" for part in ("gate", "up", "silu", "product"))
         self._node("Split", [gate_up], [gate, up], axis=-1, num_outputs=2)
         # x * sigmoid(1.0 * x) is SiLU, in one kernel.
-        self._node("QuickGelu", [gate], [silu], domain=_CONTRIB, alpha=1.0)
+        self._node("QuickGelu", [gate], [silu], domain=CONTRIB_DOMAIN, alpha=1.0)
         self._node("Mul", [silu, up], [product])
         down = self._linear(f"down_{layer}", product, [prefix + "mlp.down_proj"])
         following = layer + 1
@@ -147,6 +168,7 @@ class _Emitter:
             "model.norm.weight"
             if following == shape.layers
             else f"model.layers.{following}.input_layernorm.weight",
+            f"normed_{following}",
         )
         self._skip_norm(
             down,
@@ -181,7 +203,7 @@ class _Emitter:
             "GroupQueryAttention",
             inputs,
             [attended, f"present_key_{layer}", f"present_value_{layer}"],
-            domain=_CONTRIB,
+            domain=CONTRIB_DOMAIN,
             num_heads=shape.heads,
             kv_num_heads=shape.kv_heads,
             do_rotary=1,
@@ -215,7 +237,7 @@ class _Emitter:
     def _head(self, normed: str) -> None:
         tied = self._shape.tied or "lm_head.weight" not in self._weights.elements
         source = "model.embed_tokens" if tied else "lm_head"
-        if self._precision == "int8":
+        if self._precision == "int8" or normed in self._smoothing:
             self._linear("logits", normed, [source])
             return
         table = "embedding"
@@ -224,10 +246,26 @@ class _Emitter:
             self._tensor(table, self._read("lm_head.weight"))
         self._node("Gemm", [normed, table], ["logits"], transB=1)
 
-    def _linear(self, name: str, value: str, layers: list[str]) -> str:
-        """Emit one product with the weights of `layers` side by side; return its output."""
-        weight = np.concatenate([self._read(f"{layer}.weight") for layer in layers])  # [N, K]
-        bias = self._bias(name, layers, weight.shape[0])
+    def _linear(
+        self,
+        name: str,
+        value: str,
+        layers: list[str],
+        divisors: Mapping[str, NDArray[np.float32] | None] = MappingProxyType({}),
+    ) -> str:
+        """Emit one product with the weights of `layers` side by side; return its output.
+
+        `divisors` divide the outputs of some of the layers.
+        """
+        parts = [self._read(f"{layer}.weight") for layer in layers]
+        for index, layer in enumerate(layers):
+            divisor = divisors.get(layer)
+            if divisor is not None:
+                parts[index] = parts[index] / divisor[:, None]
+        weight = np.concatenate(parts)  # [N, K]
+        if value in self._smoothing:
+            weight *= self._smoothing[value]
+        bias = self._bias(name, layers, divisors)
         if self._precision == "fp32":
             self._tensor(f"{name}_weight", weight.T)
             product = name if bias is None else f"{name}_product"
@@ -239,35 +277,30 @@ class _Emitter:
         self._tensor(f"{name}_weight", blocks.values)
         self._tensor(f"{name}_scales", blocks.scales)
         self._tensor(f"{name}_zeros", blocks.zero_points)
-        inputs = [value, f"{name}_weight", f"{name}_scales", f"{name}_zeros"]
-        if bias is not None:
-            inputs += ["", bias]
-        self._node(
-            "MatMulNBits",
-            inputs,
-            [name],
-            domain=_CONTRIB,
-            K=weight.shape[1],
-            N=weight.shape[0],
-            bits=BITS,
-            block_size=BLOCK,
-            # Without it the CPU kernel expands the weight to float32 in every call.
-            accuracy_level=4,
-        )
+        quantized = [f"{name}_weight", f"{name}_scales", f"{name}_zeros"]
+        self._nodes.append(nbits_node(value, quantized, bias, name, weight.shape))
         return name
 
-    def _bias(self, name: str, layers: list[str], outputs: int) -> str | None:
-        names = [f"{layer}.bias" for layer in layers]
-        if not self._weights.elements.keys() & set(names):
+    def _bias(
+        self,
+        name: str,
+        layers: list[str],
+        divisors: Mapping[str, NDArray[np.float32] | None],
+    ) -> str | None:
+        if not any(f"{layer}.bias" in self._weights.elements for layer in layers):
             return None
-        values = np.concatenate([self._read(bias) for bias in names])
-        if values.shape != (outputs,):
-            raise KeyError(f"{name}.bias")
-        self._tensor(f"{name}_bias", values)
+        parts = []
+        for layer in layers:
+            bias, divisor = self._read(f"{layer}.bias"), divisors.get(layer)
+            parts.append(bias if divisor is None else bias / divisor)
+        self._tensor(f"{name}_bias", np.concatenate(parts))
         return f"{name}_bias"
 
-    def _gamma(self, name: str, source: str) -> None:
-        self._tensor(name, self._read(source))
+    def _gamma(self, name: str, source: str, normed: str | None = None) -> None:
+        gamma = self._read(source)
+        if normed is not None and normed in self._smoothing:
+            gamma = np.divide(gamma, self._smoothing[normed], dtype=np.float32)
+        self._tensor(name, gamma)
 
     def _norm(self, value: str, gamma: str, out: str) -> None:
         self._node(
@@ -285,12 +318,17 @@ class _Emitter:
             "SkipSimplifiedLayerNormalization",
             [value, skip, gamma],
             outputs,
-            domain=_CONTRIB,
+            domain=CONTRIB_DOMAIN,
             epsilon=self._shape.norm_eps,
         )
 
     def _read(self, name: str) -> NDArray[np.float32]:
         values = self._weights.read(name)
+        if not np.isfinite(values).all():
+            raise ModelError(
+                f"{name} holds numbers that are not finite: the checkpoint is damaged. Download it "
+                "again."
+            )
         self._on_read(values.nbytes)
         return values
 
@@ -308,29 +346,3 @@ class _Emitter:
     ) -> None:
         node = helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attributes)
         self._nodes.append(node)
-
-    def _inputs(self) -> list[onnx.ValueInfoProto]:
-        info = helper.make_tensor_value_info
-        inputs = [
-            info("input_ids", TensorProto.INT64, ["B", "S"]),
-            info("seqlens_k", TensorProto.INT32, ["B"]),
-            info("total_sequence_length", TensorProto.INT32, []),
-            info("logit_rows", TensorProto.INT64, ["R"]),
-        ]
-        if self._ragged:
-            inputs.append(info("query_seqlens", TensorProto.INT32, ["B"]))
-        return inputs + self._caches("past")
-
-    def _outputs(self) -> list[onnx.ValueInfoProto]:
-        logits = helper.make_tensor_value_info(
-            "logits", TensorProto.FLOAT, ["R", self._shape.vocab]
-        )
-        return [logits, *self._caches("present")]
-
-    def _caches(self, side: str) -> list[onnx.ValueInfoProto]:
-        dims = ["B", self._shape.kv_heads, "C", self._shape.head_dim]
-        return [
-            helper.make_tensor_value_info(f"{side}_{kind}_{layer}", TensorProto.FLOAT, dims)
-            for layer in range(self._shape.layers)
-            for kind in ("key", "value")
-        ]

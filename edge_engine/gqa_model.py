@@ -1,4 +1,4 @@
-"""Steps over a graph of `edge_engine.emit`: one sequence, keys and values appended in place."""
+"""Steps over an emitted graph: one sequence, keys and values appended in place."""
 
 from collections.abc import Sequence
 

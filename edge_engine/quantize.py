@@ -16,10 +16,9 @@ BLOCK = 32
 BYTES_PER_WEIGHT = 1 + 5 / BLOCK
 """A byte each, and a float32 scale and a zero point for every block."""
 
-# Level counts tried for a block. Checkpoints that were 4-bit before have 16 evenly spaced values
-# in a block of 32; a scale of 1/k of their spacing hits every one of them, and with several k to
-# choose from one also brings zero close to a level. Other blocks are best served by 255.
-_SPANS = tuple(15 * k for k in range(17, 8, -1))
+_LEVELS = 2**BITS - 1
+# Blocks of zeros, and of numbers too small to divide by, become zeros.
+_SMALLEST_SCALE = np.float32(1e-30)
 # Rows converted at once: bounds the working memory to a few times this many weights.
 _WEIGHTS_AT_ONCE = 4 * 2**20
 
@@ -42,9 +41,7 @@ class QuantizedWeight:
 def quantize_weight(weight: NDArray[np.float32]) -> QuantizedWeight:
     """Quantise a `[N, K]` weight; K is padded with zeros to whole blocks.
 
-    Each block takes the candidate with the smallest squared error: symmetric around zero (exact
-    for weights that came from Q8_0), or from its minimum to its maximum with one of several level
-    counts (exact but for the zero point for weights that came from Q4_0 and Q4_1).
+    Levels spread evenly from a block's minimum to its maximum, zero always among them.
     """
     rows, inputs = weight.shape
     blocks = -(-inputs // BLOCK)
@@ -57,44 +54,14 @@ def quantize_weight(weight: NDArray[np.float32]) -> QuantizedWeight:
         padded = np.zeros((part.stop - part.start, blocks * BLOCK), np.float32)
         padded[:, :inputs] = weight[part]
         chunk = padded.reshape(-1, BLOCK)
-        scale, zero = _best_grid(chunk)
+        # A level must be exactly zero, or padding and pruned weights would not stay zero.
+        low = np.minimum(chunk.min(axis=1), 0)
+        high = np.maximum(chunk.max(axis=1), 0)
+        scale = np.maximum((high - low) / _LEVELS, _SMALLEST_SCALE)
+        zero = np.rint(-low / scale)
         quantized = np.rint(chunk / scale[:, None])
         quantized += zero[:, None]
-        values[part] = np.clip(quantized, 0, 255).reshape(-1, blocks, BLOCK)
+        values[part] = np.clip(quantized, 0, _LEVELS).reshape(-1, blocks, BLOCK)
         scales[part] = scale.reshape(-1, blocks)
         zero_points[part] = zero.reshape(-1, blocks)
     return QuantizedWeight(values, scales, zero_points)
-
-
-def _best_grid(
-    blocks: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return scale and zero point `[blocks]` with the smallest squared error for each block."""
-    # A level must be exactly zero, or padding and pruned weights would not stay zero.
-    low = np.minimum(blocks.min(axis=1), 0)
-    high = np.maximum(blocks.max(axis=1), 0)
-    # Blocks of zeros, and of numbers too small to divide by, become zeros.
-    smallest = np.float32(1e-30)
-    best_scale = np.maximum(np.maximum(-low, high) / 127, smallest)
-    best_zero = np.full_like(best_scale, 128)
-    best_error = _error(blocks, best_scale, best_zero)
-    for span in _SPANS:
-        scale = np.maximum((high - low) / span, smallest)
-        zero = np.rint(-low / scale)
-        error = _error(blocks, scale, zero)
-        better = error < best_error
-        best_scale = np.where(better, scale, best_scale)
-        best_zero = np.where(better, zero, best_zero)
-        best_error = np.where(better, error, best_error)
-    return best_scale, best_zero
-
-
-def _error(
-    blocks: NDArray[np.float32], scale: NDArray[np.float32], zero: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    quantized = np.rint(blocks / scale[:, None])
-    np.clip(quantized, -zero[:, None], 255 - zero[:, None], out=quantized)
-    quantized *= scale[:, None]
-    quantized -= blocks
-    error: NDArray[np.float32] = np.einsum("ij,ij->i", quantized, quantized)
-    return error

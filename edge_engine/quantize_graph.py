@@ -7,9 +7,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edge_engine.quantize import BITS, BLOCK, quantize_weight
-
-_CONTRIB = "com.microsoft"
+from edge_engine.nbits import CONTRIB_DOMAIN, nbits_node
+from edge_engine.quantize import quantize_weight
 
 
 def quantize_graph(model: onnx.ModelProto) -> int:
@@ -43,27 +42,13 @@ def quantize_graph(model: onnx.ModelProto) -> int:
             f"{name}_zeros": blocks.zero_points,
         }
         graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in parts.items())
-        inputs = [node.input[0], *parts]
-        if len(node.input) > 2:
-            inputs += ["", node.input[2]]
-        # accuracy_level 4 for the reason given in edge_engine.emit.
-        quantized = helper.make_node(
-            "MatMulNBits",
-            inputs,
-            [name],
-            name=node.name,
-            domain=_CONTRIB,
-            K=weight.shape[1],
-            N=weight.shape[0],
-            bits=BITS,
-            block_size=BLOCK,
-            accuracy_level=4,
-        )
+        bias = node.input[2] if len(node.input) > 2 else None
+        quantized = nbits_node(node.input[0], list(parts), bias, name, weight.shape)
         graph.node[index].CopyFrom(quantized)
         replaced += 1
     _drop_unused(graph)
-    if replaced and not any(opset.domain == _CONTRIB for opset in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(_CONTRIB, 1))
+    if replaced and not any(opset.domain == CONTRIB_DOMAIN for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(CONTRIB_DOMAIN, 1))
     return replaced
 
 

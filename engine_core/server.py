@@ -1,8 +1,8 @@
 """The HTTP surface of an engine: OpenAI's completions and the engine's own pages."""
 
 import asyncio
-import ipaddress
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -18,6 +18,9 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 INLINE_BODY_BYTES = 2000
 """Bodies up to here are parsed and tokenised on the event loop, which takes well under 1 ms."""
 
+_LOCAL_HOST = re.compile(
+    r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE
+)
 _PATHS = (
     "This engine has POST /v1/chat/completions and /v1/completions, and GET /v1/models, "
     "/engine/health and /engine/stats."
@@ -211,18 +214,9 @@ async def _local_names_only(request: web.Request, handler: Handler) -> web.Strea
     """Refuse a foreign Host on TCP: a web page could point its own name at this machine."""
     transport = request.transport
     address = transport.get_extra_info("sockname") if transport else None
-    if isinstance(address, tuple) and not _is_local(request.url.host):
+    if isinstance(address, tuple) and not _LOCAL_HOST.fullmatch(request.host):
         raise InvalidRequestError("This Host is not served here.", status=403)
     return await handler(request)
-
-
-def _is_local(host: str | None) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
 
 
 def _json(body: object) -> web.Response:

@@ -23,7 +23,9 @@ def fetch_models(config: Config) -> None:
     for model in absent:
         store.pull(model)
     for model in absent & {target.model for target in engines if target.engine == "edge"}:
-        if subprocess.run(build_command(model), check=False).returncode != 0:
+        # The folder that it prints is for scripts; its progress goes to stderr.
+        done = subprocess.run(build_command(model), stdout=subprocess.DEVNULL, check=False)
+        if done.returncode != 0:
             raise ModelError(f"the edge graph of {model} was not built; the lines above say why")
 
 

@@ -78,7 +78,6 @@ def test_streamed_and_whole_answers_are_the_same_text(client: openai.OpenAI, mod
     chunks = list(stream)
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
-    assert "Paris" in text
     finishes = [c.choices[0].finish_reason for c in chunks if c.choices]
     assert finishes[-1] == whole.choices[0].finish_reason
     assert chunks[-1].usage == whole.usage

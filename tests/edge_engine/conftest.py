@@ -1,5 +1,6 @@
 """What the edge engine's tests share."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,22 @@ def tiny_model(tmp_path: Path) -> Callable[..., TinyModel]:
 
 @pytest.fixture
 def emit(tmp_path: Path) -> Callable[..., Build]:
-    """Return what emits a model's graph: `emit(files, precision=..., ragged=...)`."""
+    """Return what emits a model's graph: `emit(files, precision, **options_of_emit_graph)`."""
 
-    def make(files: ModelFiles, precision: Precision = "fp32", *, ragged: bool = True) -> Build:
-        folder = tmp_path / f"{files.label}-{precision}-{ragged}"
-        folder.mkdir()
+    def make(
+        files: ModelFiles, precision: Precision = "fp32", *, ragged: bool = True, **options: Any
+    ) -> Build:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
         weights = open_weights(files)
         shape: LlamaShape = llama_shape(weights.config)
         emit_graph(
-            weights, shape, folder, precision=precision, ragged=ragged, on_read=lambda _: None
+            weights,
+            shape,
+            folder,
+            precision=precision,
+            ragged=ragged,
+            on_read=lambda _: None,
+            **options,
         )
         manifest = Manifest(
             emitter=0,

@@ -20,24 +20,9 @@ def test_random_weights_lose_half_a_percent_at_most() -> None:
     assert relative_error(RNG.standard_normal((48, 320)).astype(np.float32)) < 0.005
 
 
-def test_weights_from_q8_0_are_kept_exactly() -> None:
-    values = RNG.integers(-127, 128, (20, 4, BLOCK)).astype(np.float32)
-    values[..., 0] = 127  # Q8_0 puts the largest of a block on 127
-    scales = RNG.random((20, 4, 1)).astype(np.float16).astype(np.float32)
-    assert relative_error((values * scales).reshape(20, -1)) < 1e-6
-
-
-def test_weights_from_q4_1_lose_three_times_less_than_symmetric_rounding_would() -> None:
-    levels = RNG.integers(0, 16, (64, 4, BLOCK)).astype(np.float32)
-    levels[..., 0], levels[..., 1] = 0, 15
-    scales = 0.01 + 0.01 * RNG.random((64, 4, 1)).astype(np.float32)
-    lowest = -7.5 * scales * (1 + 0.2 * RNG.standard_normal(scales.shape).astype(np.float32))
-    weight = (levels * scales + lowest).reshape(64, -1)
-    blocks = weight.reshape(64, -1, BLOCK)
-    step = np.abs(blocks).max(axis=2, keepdims=True) / 127
-    symmetric = np.rint(blocks / step) * step - blocks
-    plain = np.sqrt(np.square(symmetric).mean() / np.square(weight).mean())
-    assert relative_error(weight) < plain / 3
+def test_a_block_on_one_side_of_zero_uses_all_its_levels() -> None:
+    weight = (1 + RNG.random((16, 64))).astype(np.float32)
+    assert relative_error(weight) < 0.002
 
 
 @pytest.mark.parametrize("inputs", [1, 31, 32, 33, 72])

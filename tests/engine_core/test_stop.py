@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_core.stop import StopMatcher
@@ -26,6 +26,7 @@ few_letters = st.text("ab\n你", max_size=25)
 stop_lists = st.lists(st.text("ab\n你", min_size=1, max_size=4), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(few_letters, stop_lists, st.data())
 def test_result_does_not_depend_on_how_the_text_is_cut(
     text: str, stops: list[str], data: st.DataObject
@@ -35,6 +36,7 @@ def test_result_does_not_depend_on_how_the_text_is_cut(
     assert pushed(stops, pieces) == reference(stops, text)
 
 
+@settings(deadline=None)
 @given(few_letters, stop_lists)
 def test_text_is_held_back_only_while_it_may_become_a_stop_string(
     text: str, stops: list[str]

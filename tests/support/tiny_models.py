@@ -1,5 +1,6 @@
 """Tiny random decoders: a folder of files, and the torch model they were saved from."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def save_tiny_model(
                 parameter.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.mul_(4)
-    stored = model.to(getattr(torch, dtype))
-    stored.save_pretrained(folder)
+            parameter.copy_(parameter.to(getattr(torch, dtype)))
+    # A copy, since the conversion would also round the rotary frequencies of the original.
+    copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(folder)
     files = ModelFiles(str(folder), folder.name, folder, "safetensors", "0123456789abcdef")
-    return TinyModel(files, stored.float())
+    return TinyModel(files, model)

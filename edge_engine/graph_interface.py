@@ -1,0 +1,49 @@
+"""What goes into and out of an emitted graph.
+
+Inputs (B sequences, S new tokens each, room for C tokens per sequence):
+
+- `input_ids` int64 `[B, S]`
+- `seqlens_k` int32 `[B]`: tokens in the cache after this step, minus one
+- `total_sequence_length` int32 scalar: the largest length after this step; with `query_seqlens`
+  any upper bound up to C will do
+- `query_seqlens` int32 `[B]`: how many of the S tokens are real (graphs for runtimes that have it)
+- `logit_rows` int64 `[R]`: flat indices into B*S; only these rows reach the vocabulary
+- `past_key_i`, `past_value_i` float32 `[B, kv_heads, C, head_dim]`, bound to the same memory as
+  `present_key_i`, `present_value_i`: the step appends in place
+
+Output: `logits` float32 `[R, vocab]`.
+"""
+
+import onnx
+from onnx import TensorProto, helper
+
+from edge_engine.arch import LlamaShape
+
+
+def graph_inputs(shape: LlamaShape, *, ragged: bool) -> list[onnx.ValueInfoProto]:
+    """Declare the inputs; `ragged` graphs have `query_seqlens`."""
+    info = helper.make_tensor_value_info
+    inputs = [
+        info("input_ids", TensorProto.INT64, ["B", "S"]),
+        info("seqlens_k", TensorProto.INT32, ["B"]),
+        info("total_sequence_length", TensorProto.INT32, []),
+        info("logit_rows", TensorProto.INT64, ["R"]),
+    ]
+    if ragged:
+        inputs.append(info("query_seqlens", TensorProto.INT32, ["B"]))
+    return inputs + _caches(shape, "past")
+
+
+def graph_outputs(shape: LlamaShape) -> list[onnx.ValueInfoProto]:
+    """Declare the outputs, `logits` first."""
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", shape.vocab])
+    return [logits, *_caches(shape, "present")]
+
+
+def _caches(shape: LlamaShape, side: str) -> list[onnx.ValueInfoProto]:
+    dims = ["B", shape.kv_heads, "C", shape.head_dim]
+    return [
+        helper.make_tensor_value_info(f"{side}_{kind}_{layer}", TensorProto.FLOAT, dims)
+        for layer in range(shape.layers)
+        for kind in ("key", "value")
+    ]

@@ -1,0 +1,85 @@
+"""ONNX Runtime as this engine uses it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import onnxruntime as ort
+import psutil
+import pytest
+from tiny_models import TinyModel
+
+from edge_engine.manifest import Build
+from edge_engine.session import default_threads, has_query_seqlens, session_options
+
+RUN_ONE_STEP = """
+import pathlib, sys
+from edge_engine.manifest import Build, Manifest
+from edge_engine.open_model import open_model
+manifest = Manifest(
+    emitter=0, source="m", source_digest="", graph="gqa", precision="fp32", block=32, ragged=True,
+    max_position=128, files={},
+)
+model = open_model(Build(pathlib.Path(sys.argv[1]), manifest), context=16)
+model.forward([1, 2, 3])
+model.close()
+assert "torch" not in sys.modules
+"""
+
+
+def test_threads_are_the_physical_cores_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda *, logical: 8 // (1 + (not logical)))
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: [0, 1, 2])
+    assert default_threads() == 3
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: list(range(8)))
+    assert default_threads() == 4
+    monkeypatch.setattr(psutil, "cpu_count", lambda *, logical: None)  # noqa: ARG005 - its signature
+    assert default_threads() == 8
+
+
+def test_idle_workers_do_not_spin() -> None:
+    options = session_options(3)
+    assert options.intra_op_num_threads == 3
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_the_runtime_is_asked_for_query_seqlens_by_running_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_query_seqlens.cache_clear()
+    version = tuple(map(int, ort.__version__.split(".")[:2]))
+    assert has_query_seqlens() == (version >= (1, 32))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("Node has input size 17 not in range")
+
+    has_query_seqlens.cache_clear()
+    monkeypatch.setattr(ort, "InferenceSession", refuse)
+    assert not has_query_seqlens()
+    has_query_seqlens.cache_clear()
+
+
+def test_a_session_leaves_no_telemetry_behind_and_needs_no_torch(
+    tiny_model: Callable[..., TinyModel], emit: Callable[..., Build], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("XDG_", "ORT_", "COVERAGE_"))
+    }
+    environment |= {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    folder = emit(tiny_model().files).folder
+    subprocess.run(
+        [sys.executable, "-c", RUN_ONE_STEP, str(folder)],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        check=True,
+        timeout=60,
+    )
+    assert list(home.rglob("*")) == []
