@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The versions this release was tested with. `PIP_FLAGS=` lifts the pins.
 PIP_FLAGS ?= -c constraints.txt
 CODE := router edge_engine cloud_engine engine_core policies
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help run venv check test clean
@@ -40,5 +40,5 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing everything for development into $(VENV) ...'
-	@$(PIP_INSTALL) -e '.[dev]'
+	@$(PIP_INSTALL) --quiet -e '.[dev]'
 	@touch $@

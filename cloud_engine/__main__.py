@@ -4,9 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from engine_core.errors import TidegateError
 from engine_core.models import ModelFiles, ModelStore
-from engine_core.process import add_serve_arguments, begin, fail, run_engine
+from engine_core.process import add_serve_arguments, begin, run_command, run_engine
 from engine_core.sequential import SequentialEngine, StepModel
 from engine_core.tokenizer import Tokenizer
 
@@ -28,18 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dtype", choices=_DTYPES, default="auto", help="auto: bfloat16 on a GPU, else float32"
     )
     args = parser.parse_args(arguments)
+    return run_command(lambda: _serve(args))
+
+
+def _serve(args: argparse.Namespace) -> int:
     begin(args)
-    try:
-        store = ModelStore()
-        files = store.pull(args.model)
-        engine = SequentialEngine(
-            model=files.label,
-            load=lambda: _load(files, store, args),
-            tokenizer=Tokenizer.load(files),
-            max_waiting=args.max_waiting,
-        )
-    except TidegateError as error:
-        return fail(error)
+    store = ModelStore()
+    files = store.pull(args.model)
+    engine = SequentialEngine(
+        model=files.label,
+        load=lambda: _load(files, store, args),
+        tokenizer=Tokenizer.load(files),
+        max_waiting=args.max_waiting,
+    )
     return run_engine(engine, args)
 
 

@@ -45,40 +45,45 @@ def load_causal_lm(
     else:
         folder = files.path
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,  # a pickle can run code
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-        if missing := sorted(report["missing_keys"]):
-            # transformers would go on with random numbers in their place.
-            raise ModelError(
-                f"{files.name} lacks {len(missing)} of its weights, {missing[0]} among them; "
-                "fetch it again or correct its config.json"
-            )
-        return model.eval().to(device)
+        # Never from a pickle, which can run code.
+        return _read(files, folder, dtype, use_safetensors=True).eval().to(device)
     except torch.OutOfMemoryError:
         raise ModelError(
             f"{files.name} in {_name(dtype)} does not fit on {device}; "
             "choose a smaller model or number type"
         ) from None
+
+
+def _read(files: ModelFiles, folder: Path, dtype: torch.dtype, **options: Any) -> Any:
+    """Let transformers read a model from a folder, every weight of it."""
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
+    except torch.OutOfMemoryError:
+        raise
     except _UNREADABLE as error:
-        raise _unreadable(files, error) from error
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(f"transformers cannot load {files.name}: {first_line}") from error
+    if missing := sorted(report["missing_keys"]):
+        # transformers would go on with random numbers in their place.
+        raise ModelError(
+            f"{files.name} lacks {len(missing)} of its weights, {missing[0]} among them; "
+            "fetch it again or correct its config.json"
+        )
+    return model
 
 
 def _convert(files: ModelFiles, folder: Path, store: ModelStore, dtype: torch.dtype) -> None:
     # Its progress bar has no switch, and drawn into a log file it is noise.
     terminal = sys.stderr.isatty()
-    try:
-        with nullcontext() if terminal else redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_pretrained(
-                files.path.parent, gguf_file=files.path.name, dtype=dtype, local_files_only=True
-            )
-    except _UNREADABLE as error:
-        raise _unreadable(files, error) from error
+    with nullcontext() if terminal else redirect_stderr(io.StringIO()):
+        model = _read(files, files.path.parent, dtype, gguf_file=files.path.name)
     size = sum(parameter.nbytes for parameter in model.parameters())
     parent = store.root / "tmp"
     with plain_disk_errors(parent, size):
@@ -92,11 +97,6 @@ def _convert(files: ModelFiles, folder: Path, store: ModelStore, dtype: torch.dt
             replace_durably(workspace, folder)
         finally:
             shutil.rmtree(workspace, ignore_errors=True)
-
-
-def _unreadable(files: ModelFiles, error: Exception) -> ModelError:
-    first_line = str(error).strip().partition("\n")[0]
-    return ModelError(f"transformers cannot load {files.name}: {first_line}")
 
 
 def _be_quiet() -> None:

@@ -3,15 +3,12 @@
 import argparse
 import functools
 import os
-import signal
 import sys
-from typing import Never
 
 from edge_engine.build import ensure_build, find_build
 from edge_engine.open_model import open_model
-from engine_core.errors import TidegateError
 from engine_core.models import ModelStore
-from engine_core.process import add_serve_arguments, begin, fail, run_engine
+from engine_core.process import add_serve_arguments, begin, run_command, run_engine
 from engine_core.sequential import SequentialEngine
 from engine_core.tokenizer import Tokenizer
 
@@ -33,14 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     build.set_defaults(run=_build)
     args = parser.parse_args(arguments)
-    # As an exception it runs the clean-up of a half-done download or build.
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        return int(args.run(args))
-    except TidegateError as error:
-        return fail(error)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    return run_command(lambda: int(args.run(args)))
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -66,10 +56,6 @@ def _build(args: argparse.Namespace) -> int:
     build = ensure_build(store, store.pull(args.model), args.precision)
     sys.stdout.write(f"{build.folder}\n")
     return 0
-
-
-def _leave(number: int, _frame: object) -> Never:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

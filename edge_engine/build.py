@@ -34,7 +34,7 @@ from edge_engine.manifest import (
 from edge_engine.open_model import open_model
 from edge_engine.quantize import BLOCK, BYTES_PER_WEIGHT
 from edge_engine.session import has_query_seqlens
-from edge_engine.weights import Weights, open_weights
+from edge_engine.weights import Weights, is_tied, open_weights
 from engine_core.downloads import check_room, plain_disk_errors, progress_bar, replace_durably, say
 from engine_core.errors import ModelError
 from engine_core.models import ModelFiles, ModelStore
@@ -63,7 +63,8 @@ def ensure_build(
 ) -> Build:
     """Return the build of a model; make it first if it is absent or damaged.
 
-    Safe to call from several processes at once: one builds, the others wait for it.
+    Safe to call from several processes at once: one builds, the others wait for it. A new build
+    takes the place of those by older emitters and of those from files that have changed since.
 
     Args:
         store: Where builds live.
@@ -83,16 +84,16 @@ def ensure_build(
         # A fixed name, so that what a killed build left is cleared away by the next one.
         partial = store.root / "tmp" / f"build-{folder.name}"
         try:
-            with plain_disk_errors(folder, 0):
+            with plain_disk_errors(folder):
                 for left_over in (partial, folder):
                     if left_over.exists():
                         shutil.rmtree(left_over)
                 partial.mkdir(parents=True)
                 manifest = _make(files, partial, precision, progress)
-                _sync_files(partial)
                 replace_durably(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        _remove_superseded(store, files, manifest)
     return Build(folder, manifest)
 
 
@@ -143,9 +144,14 @@ def _emit(
 ) -> None:
     ragged = has_query_seqlens()
     total = sum(weights.elements.values())
-    embedding = 4 * weights.elements.get("model.embed_tokens.weight", 0)
-    check_room(folder, int(total * (BYTES_PER_WEIGHT if precision == "int8" else 4)) + embedding)
-    rounds = 2 if precision == "int8" else 1
+    embedding = weights.elements.get("model.embed_tokens.weight", 0)
+    bytes_per_weight = BYTES_PER_WEIGHT if precision == "int8" else 4
+    check_room(folder, int(total * bytes_per_weight) + 4 * embedding)
+    rounds = 1
+    if precision == "int8":
+        rounds = 2
+        if is_tied(weights, shape):
+            total += embedding  # read as the table and again as the head
     what = f"building {files.label} ({precision})"
     with progress_bar(what, rounds * 4 * total, shown=progress) as bar:
         emit = functools.partial(
@@ -177,6 +183,11 @@ def _emit(
 
 def _export(files: ModelFiles, folder: Path, precision: Precision, reason: Exception) -> None:
     """Let optimum write the graph, in a process that takes torch away with it when it ends."""
+    if files.format == "gguf":
+        raise ModelError(
+            f"{files.name} needs the exporter ({reason}), which reads no GGUF; take the model's "
+            "safetensors folder or its Hugging Face name instead."
+        )
     try:
         importlib.metadata.version("optimum-onnx")
     except importlib.metadata.PackageNotFoundError:
@@ -239,8 +250,16 @@ def _must_be_finite(files: ModelFiles, arrays: Iterable[NDArray[np.float32]]) ->
         )
 
 
-def _sync_files(folder: Path) -> None:
-    """Have the kernel write everything down before the rename makes it count."""
-    for path in folder.iterdir():
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
+def _remove_superseded(store: ModelStore, files: ModelFiles, new: Manifest) -> None:
+    """Remove a model's builds in the same precision that nobody will ask for again.
+
+    One that another process has open stays readable to it.
+    """
+    for folder in store.builds(files):
+        old = read_manifest(folder)
+        if (
+            old is not None
+            and old.precision == new.precision
+            and (old.emitter < new.emitter or old.source_digest != new.source_digest)
+        ):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge_engine.arch import LlamaShape
 from edge_engine.manifest import GRAPH_FILE
 from edge_engine.session import open_session
-from edge_engine.weights import Weights
+from edge_engine.weights import Weights, is_tied
 from engine_core.errors import InvalidRequestError
 from engine_core.models import ModelFiles
 from engine_core.tokenizer import Tokenizer
@@ -156,8 +156,7 @@ def _readers(name: str, weights: Weights, shape: LlamaShape) -> list[str]:
         return [f"{prefix}mlp.down_proj"]
     if int(number) < shape.layers:
         return [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
-    tied = shape.tied or "lm_head.weight" not in weights.elements
-    return ["model.embed_tokens" if tied else "lm_head"]
+    return ["model.embed_tokens" if is_tied(weights, shape) else "lm_head"]
 
 
 def _run(

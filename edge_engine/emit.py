@@ -23,7 +23,7 @@ from edge_engine.manifest import DATA_FILE, GRAPH_FILE, Precision
 from edge_engine.nbits import CONTRIB_DOMAIN, nbits_node
 from edge_engine.quantize import quantize_weight
 from edge_engine.rope import cos_sin_tables
-from edge_engine.weights import Weights
+from edge_engine.weights import Weights, is_tied
 from engine_core.errors import ModelError
 
 # Input 16 of GroupQueryAttention is query_seqlens; inputs 9 to 15 stay empty.
@@ -235,7 +235,7 @@ class _Emitter:
         return flat[0], flat[1], parts[2]
 
     def _head(self, normed: str) -> None:
-        tied = self._shape.tied or "lm_head.weight" not in self._weights.elements
+        tied = is_tied(self._weights, self._shape)
         source = "model.embed_tokens" if tied else "lm_head"
         if self._precision == "int8" or normed in self._smoothing:
             self._linear("logits", normed, [source])

@@ -18,7 +18,7 @@ _INLINE_BYTES = 1024
 class ExternalData:
     """Writes tensors to `folder/file_name` and returns the protos that point at them.
 
-    Use it as a context manager; leaving it flushes the file to the disk.
+    Use it as a context manager; leaving it closes the file.
     """
 
     def __init__(self, folder: Path, file_name: str) -> None:

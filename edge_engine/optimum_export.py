@@ -28,7 +28,8 @@ def export(model: Path, target: Path, *, quantize: bool) -> None:
     """
     from optimum.exporters.onnx import main_export  # noqa: PLC0415 - imports torch
 
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
+    # Inside the target, so that whoever clears that away after a crash takes this along.
+    with tempfile.TemporaryDirectory(dir=target) as scratch:
         main_export(
             str(model),
             scratch,

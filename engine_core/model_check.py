@@ -79,7 +79,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} does not hold a JSON object.")
@@ -108,7 +108,7 @@ def _check_safetensors(path: Path) -> None:
             )
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} is damaged: its header is no safetensors header.") from error
     if 8 + length + end != size:
         raise _cut_off(path, size)

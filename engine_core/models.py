@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -29,10 +29,9 @@ from engine_core.builtin_model import (
 )
 from engine_core.downloads import plain_disk_errors, say
 from engine_core.errors import ModelError
-from engine_core.gguf_config import gguf_config
 from engine_core.model_check import RECORD, check_folder, check_gguf, digest_of, read_json
 
-__all__ = ["BUILTIN", "ModelFiles", "ModelStore", "StoreEntry", "cache_root", "model_config"]
+__all__ = ["BUILTIN", "ModelFiles", "ModelStore", "StoreEntry", "cache_root"]
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:@(?P<revision>{_PART}(?:/{_PART})*))?")
@@ -83,17 +82,6 @@ def cache_root() -> Path:
     """
     given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     return Path(given) if given else platformdirs.user_cache_path("tidegate")
-
-
-def model_config(files: ModelFiles) -> dict[str, Any]:
-    """Return the model's `config.json`, made up from the metadata if it is a GGUF file.
-
-    Raises:
-        ModelError: the files are damaged, or a GGUF file of an unknown architecture.
-    """
-    if files.format == "gguf":
-        return gguf_config(files.path)
-    return read_json(files.path / "config.json")
 
 
 class ModelStore:
@@ -168,17 +156,20 @@ class ModelStore:
             What was removed; empty if there was nothing.
         """
         place = self._place(name)
-        doomed = [path for path in _folders(self.root / "builds") if self._builds(place, path)]
-        if name == BUILTIN:
-            doomed.append(place.parent)
-        elif not self._is_local(name):
-            doomed += [place, _partial(place)]
-        doomed = [path for path in doomed if path.exists()]
-        if doomed:
-            with self.lock(name), plain_disk_errors(self.root, 0):
-                for path in doomed:
-                    shutil.rmtree(path)
+        with self.lock(name), plain_disk_errors(self.root):
+            doomed = self._builds_at(place)
+            if name == BUILTIN:
+                doomed.append(place.parent)
+            elif not self._is_local(name):
+                doomed += [place, _partial(place)]
+            doomed = [path for path in doomed if path.exists()]
+            for path in doomed:
+                shutil.rmtree(path)
         return doomed
+
+    def builds(self, files: ModelFiles) -> list[Path]:
+        """Return the folders of all builds of a model, of whichever variant and digest."""
+        return self._builds_at(files.path)
 
     def build_path(self, files: ModelFiles, variant: str) -> Path:
         """Return the folder for one build of a model; it may not exist yet.
@@ -196,7 +187,7 @@ class ModelStore:
         folder = self.root / "locks"
         key = hashlib.sha256(what.encode()).hexdigest()[:12]
         lock = FileLock(folder / f"{_safe(what)[-60:]}-{key}.lock")
-        with plain_disk_errors(folder, 0):
+        with plain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(timeout=0)
@@ -213,7 +204,9 @@ class ModelStore:
         if name == BUILTIN:
             return self.root / "models" / "builtin" / BUILTIN_LABEL / BUILTIN_FILE
         if self._is_local(name):
-            return Path(name).expanduser().resolve()
+            path = _expanded(name)
+            # A link to a file keeps its own name: the hub's cache links model.gguf to blobs/2f91….
+            return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
         if _HUB_NAME.fullmatch(name):
             return self.root / "models" / "hub" / name.replace("/", "--")
         raise ModelError(
@@ -272,7 +265,7 @@ class ModelStore:
         them is in use.
         """
         parent = self.root / "tmp"
-        with plain_disk_errors(parent, 0):
+        with plain_disk_errors(parent):
             parent.mkdir(parents=True, exist_ok=True)
             for stale in parent.glob(f"{slug}.*"):
                 shutil.rmtree(stale, ignore_errors=True)
@@ -288,12 +281,20 @@ class ModelStore:
         where = place.relative_to(self.root) if place.is_relative_to(self.root) else place
         return f"{_safe(stem)}-{hashlib.sha256(str(where).encode()).hexdigest()[:6]}"
 
-    def _builds(self, place: Path, path: Path) -> bool:
-        return path.name.startswith(f"{self._slug(place)}-")
+    def _builds_at(self, place: Path) -> list[Path]:
+        prefix = f"{self._slug(place)}-"
+        return [path for path in _folders(self.root / "builds") if path.name.startswith(prefix)]
 
 
 def _absent(name: str) -> _AbsentError:
     return _AbsentError(f"{name} is not here, or not whole. Fetch it: tidegate models pull {name}")
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ModelError(f"{name} starts in the home of a user whom this machine lacks.") from None
 
 
 def _partial(place: Path) -> Path:

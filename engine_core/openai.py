@@ -144,6 +144,7 @@ Body = TypeVar("Body", ChatRequest, CompletionRequest)
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+_ENUM_VALUE = re.compile(r"(?<=^Invalid enum value).*", re.DOTALL)
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
@@ -185,6 +186,7 @@ def _explain(message: str) -> InvalidRequestError:
             field = ".".join(filter(None, (path, found.group(1))))
             code = "unknown_parameter" if pattern is _UNKNOWN else "missing_required_parameter"
             return InvalidRequestError(f"{verb} '{field}'.", param=field, code=code)
+    text = _ENUM_VALUE.sub("", text)
     return InvalidRequestError(f"Invalid '{path}': {text}.", param=path or None)
 
 

@@ -11,9 +11,9 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from aiohttp import web
 
@@ -74,6 +74,22 @@ def positive(text: str) -> int:
     return value
 
 
+def run_command(command: Callable[[], int]) -> int:
+    """Run a command of an engine; return the exit code.
+
+    SIGTERM and SIGINT run the clean-up of a half-done download or build. What the user has to
+    change is told as by `fail`.
+    """
+    # As an exception; by default it would end the process where it stands.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        return command()
+    except TidegateError as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
 def begin(args: argparse.Namespace) -> None:
     """Set up logging and the lifeline; call it before the model is pulled or built."""
     logging.basicConfig(
@@ -116,6 +132,10 @@ def run_engine(engine: Engine, args: argparse.Namespace) -> int:
     return 0
 
 
+def _leave(number: int, _frame: object) -> Never:
+    sys.exit(128 + number)
+
+
 async def _serve(engine: Engine, args: argparse.Namespace) -> bool:
     """Serve until a signal; return whether the engine closed in time."""
     loop = asyncio.get_running_loop()
@@ -127,6 +147,9 @@ async def _serve(engine: Engine, args: argparse.Namespace) -> bool:
     app = None
     try:
         if await _unless(stop, engine.start()):
+            with _plain_address_errors(args):
+                # Of two that were bound to one port, only one may listen; uvloop would not say.
+                listener.listen(_BACKLOG)
             app = await _listen(engine, listener)
             _log.info(
                 "ready model=%s context=%d at=%s",
@@ -205,15 +228,21 @@ def _loopback(text: str) -> tuple[str, int]:
 
 
 def _bind(args: argparse.Namespace) -> socket.socket:
+    with _plain_address_errors(args):
+        if args.uds is not None:
+            return _bind_unix(args.uds)
+        host, port = args.tcp
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        return sock
+
+
+@contextlib.contextmanager
+def _plain_address_errors(args: argparse.Namespace) -> Iterator[None]:
     try:
-        if args.uds is None:
-            host, port = args.tcp
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, port))
-            return sock
-        return _bind_unix(args.uds)
+        yield
     except OSError as error:
         where = args.uds or ":".join(map(str, args.tcp))
         reason = error.strerror or str(error)

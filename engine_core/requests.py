@@ -3,9 +3,9 @@
 What this engine cannot do is refused, never silently dropped. Left out on purpose are fields that
 ask for nothing in the answer: who asks (`user`, `safety_identifier`), bookkeeping (`metadata`,
 `store`, `service_tier`), hints on speed (`prediction`, `prompt_cache_key`,
-`prompt_cache_retention`, `include_obfuscation`) and hints on style (`reasoning_effort`,
-`verbosity`). `model` is not compared either: one engine serves one model, and names are resolved
-before a request gets here.
+`prompt_cache_retention`, `include_obfuscation`), hints on style (`reasoning_effort`, `verbosity`)
+and what means nothing without tools (`parallel_tool_calls`). `model` is not compared either: one
+engine serves one model, and names are resolved before a request gets here.
 """
 
 import uuid

@@ -125,6 +125,9 @@ class ChatTokenizer(Protocol):
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """Return the ids of a conversation up to where the assistant speaks.
 
+        Args:
+            messages: Turns whose `role` and `content` are text.
+
         Raises:
             InvalidRequestError: the model's chat template refuses the conversation.
         """

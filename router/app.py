@@ -34,8 +34,6 @@ else:
 
 log = logging.getLogger("tidegate")
 
-KEEPALIVE_SECONDS = 75.0
-"""Idle client connections live this long; nginx's default, so that proxies close first."""
 CUT_SECONDS = 2.0
 """What requests get to tell their clients that they are cut at the end of a drain."""
 BACKLOG = 1024
@@ -87,14 +85,7 @@ class Daemon:
                 metrics=self._metrics,
                 max_body_bytes=self._config.limits.max_body_bytes,
             )
-            runner = web.AppRunner(
-                door.make_app(),
-                handler_cancellation=True,  # a client that hangs up cancels its request
-                access_log=None,
-                auto_decompress=False,
-                keepalive_timeout=KEEPALIVE_SECONDS,
-                shutdown_timeout=CUT_SECONDS,
-            )
+            runner = door.make_runner(shutdown_seconds=CUT_SECONDS)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             site = await self._listen(runner)

@@ -9,6 +9,7 @@ import click
 from engine_core.errors import TidegateError
 from router.cli_ask import ask
 from router.cli_models import models
+from router.cli_options import config_option
 from router.cli_policy import check, explain
 
 CONFIGURATION_ERROR = 2
@@ -22,11 +23,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Configuration file; without it ./config.yaml or /etc/tidegate/config.yaml, if there.",
-)
+@config_option
 def serve(config: Path | None) -> None:
     """Start the daemon and its engines; SIGTERM or Ctrl-C drains and ends it."""
     # Here, because `tidegate --help` and `tidegate ask` need none of it.
@@ -42,7 +39,7 @@ def serve(config: Path | None) -> None:
         settings = load_config(find_config(config))
         policy = read_policy(settings)
         if sys.stderr.isatty():
-            prepare.fetch_models(settings)
+            prepare.prepare_models(settings)
         app.run(settings, policy)
     except TidegateError as error:
         click.echo(f"error: {error}", err=True)

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 import click
 
 from engine_core.errors import TidegateError
+from router.cli_options import config_option, prompt_text
 from router.config import find_config, load_config
+from router.decide.decision import AUTO
 from router.targets.sse import SseFramer
 
 SILENCE_SECONDS = 600.0
@@ -20,13 +22,9 @@ SILENCE_SECONDS = 600.0
 
 @click.command()
 @click.argument("prompt")
-@click.option("--model", default="auto", show_default=True, help="auto, a tier or a target.")
+@click.option("--model", default=AUTO, show_default=True, help="auto, a tier or a target.")
 @click.option("--url", help="Of the daemon; without it, where the configuration listens.")
-@click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The daemon's configuration file, found as `serve` finds it.",
-)
+@config_option
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer.")
 @click.option(
     "--temperature",
@@ -58,8 +56,7 @@ def ask(
     }
     if system:
         body["messages"].append({"role": "system", "content": system})
-    text = sys.stdin.read() if prompt == "-" else prompt
-    body["messages"].append({"role": "user", "content": text})
+    body["messages"].append({"role": "user", "content": prompt_text(prompt)})
     if max_tokens:
         body["max_completion_tokens"] = max_tokens
     try:
@@ -100,11 +97,16 @@ def _configured_url(path: Path | None) -> str:
 
 
 def _connect(url: str) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
+    wrong = TidegateError(f"{url} is no URL of a daemon; it looks like http://127.0.0.1:8080")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise wrong from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise TidegateError(f"{url} is no URL of a daemon; it looks like http://127.0.0.1:8080")
+        raise wrong
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=SILENCE_SECONDS)
+    return kind(parts.hostname, port, timeout=SILENCE_SECONDS)
 
 
 def _who(response: http.client.HTTPResponse) -> str:
@@ -130,10 +132,11 @@ def _texts(response: http.client.HTTPResponse) -> Iterator[str]:
             if event.data == b"[DONE]":
                 return
             document = json.loads(event.data)
-            if "error" in document:
-                raise TidegateError(f"the answer broke off: {document['error'].get('message')}")
-            for choice in document["choices"]:
-                yield choice["delta"].get("content") or ""
+            if error := document.get("error"):
+                raise TidegateError(f"the answer broke off: {error.get('message')}")
+            # The daemon passes on what a provider sends: chunks without choices or delta, too.
+            for choice in document.get("choices") or ():
+                yield (choice.get("delta") or {}).get("content") or ""
     raise TidegateError("the answer broke off: the daemon closed the stream")
 
 

@@ -1,7 +1,6 @@
 """`tidegate models`: fetch, list, build and remove models ahead of time."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ import click
 
 from engine_core.errors import TidegateError
 from engine_core.models import BUILTIN, ModelStore
+from router.engines import build_command
 
 _name = click.argument("name", default=BUILTIN)
 
@@ -71,8 +71,7 @@ def list_() -> None:
 )
 def build(name: str, precision: str) -> None:
     """Build NAME for the edge engine, so that its first start is quick."""
-    command = [sys.executable, "-m", "edge_engine", "build"]
-    done = subprocess.run([*command, "--model", name, "--precision", precision], check=False)
+    done = subprocess.run(build_command(name, precision), check=False)
     if done.returncode:
         # The builder has said on stderr what is wrong.
         raise click.exceptions.Exit(done.returncode if done.returncode > 0 else 1)

@@ -9,19 +9,14 @@ import msgspec
 
 from engine_core.errors import TidegateError
 from engine_core.openai import ChatRequest, Message
+from router.cli_options import config_option, prompt_text
 from router.config import Config, find_config, load_config, policy_path, read_policy
 from router.decide.decision import AUTO, Decision, TargetInfo, decide
 from router.decide.view import view_chat
 
-_config_option = click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Configuration file; without it ./config.yaml or /etc/tidegate/config.yaml, if there.",
-)
-
 
 @click.command()
-@_config_option
+@config_option
 def check(config: Path | None) -> None:
     """Check the configuration and its policy; exit 1 and name every problem if there is one."""
     try:
@@ -39,14 +34,14 @@ def check(config: Path | None) -> None:
 @click.command()
 @click.argument("prompt")
 @click.option("--model", default=AUTO, show_default=True, help="The model name to ask for.")
-@_config_option
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as one JSON line.")
 def explain(prompt: str, model: str, config: Path | None, as_json: bool) -> None:
     """Show where PROMPT would go and why, without running it; - reads it from stdin.
 
     Every configured target is taken to be ready.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = prompt_text(prompt)
     try:
         settings = load_config(find_config(config))
         request = ChatRequest(model=model, messages=[Message(role="user", content=text)])
@@ -67,7 +62,6 @@ def _all_ready(config: Config) -> list[TargetInfo]:
         TargetInfo(
             name=name,
             tier=target.tier,
-            model=target.model,
             ready=True,
             context_window=target.context,
         )

@@ -1,6 +1,7 @@
 """config.yaml: typed, every key checked, every problem with its line. Read once, at the start."""
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from importlib import resources
@@ -15,6 +16,7 @@ from engine_core.models import BUILTIN
 from policies.policy import TIERS, Policy, load_policy, name_fault
 from policies.yaml_nodes import Checks, Spot, load
 from router.addresses import is_loopback, url_fault
+from router.decide.decision import AUTO
 
 ENVIRONMENT = "TIDEGATE_CONFIG"
 SYSTEM_FILE = Path("/etc/tidegate/config.yaml")
@@ -23,6 +25,8 @@ MIB = 1024 * 1024
 _ENGINE_ONLY = ("threads", "max_waiting", "device", "dtype")
 _CLOUD_ENGINE_ONLY = ("device", "dtype")
 _URL_ONLY = ("key_file", "key_env", "insecure")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+"""Capitals only: many keys (`hf_…`, `gsk_…`) would pass for a name in small letters."""
 _KEY_HINT = (
     "a key never stands in this file; name its file in 'key_file' or its variable in 'key_env'"
 )
@@ -48,7 +52,7 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that can answer: a child engine (`engine`) or an OpenAI-compatible server (`url`).
 
     `context` is in tokens; None means the model's own window (engine) or unknown (url).
-    `threads` None means as many as there are cores.
+    `threads` None leaves the number to the engine.
     """
 
     tier: Literal["edge", "cloud"]
@@ -101,14 +105,14 @@ def find_config(given: Path | None) -> Path | None:
     """
     asked = given or (Path(name) if (name := os.environ.get(ENVIRONMENT)) else None)
     if asked is not None:
-        if not asked.is_file():
+        if not _is_there(asked):
             origin = "--config" if given else ENVIRONMENT
             raise TidegateError(
                 f"{asked}: there is no such file; correct {origin}, or leave it out to use "
                 f"./config.yaml, {SYSTEM_FILE} or the built-in defaults"
             )
         return asked
-    return next((path for path in (Path("config.yaml"), SYSTEM_FILE) if path.is_file()), None)
+    return next((path for path in (Path("config.yaml"), SYSTEM_FILE) if _is_there(path)), None)
 
 
 def load_config(path: Path | None) -> Config:
@@ -175,6 +179,13 @@ def read_key(target: TargetConfig, environment: Mapping[str, str] = os.environ) 
     return key
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return True  # in a folder that this user may not enter, say: reading it tells why
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -219,22 +230,28 @@ def _check_key(target: TargetConfig, spot: Spot, folder: Path) -> None:
     if target.key_file and target.key_env:
         spot.problem("a target has either 'key_file' or 'key_env', not both", "key_env")
         return
-    if target.key_env and not (target.key_env.isidentifier() and target.key_env.isascii()):
+    if target.key_env and not _VARIABLE.fullmatch(target.key_env):
         # The value may be a key pasted into the wrong place: not repeated.
-        spot.problem("expected the name of an environment variable, not the key itself", "key_env")
+        spot.problem(
+            "expected the name of an environment variable in capitals, not the key itself",
+            "key_env",
+        )
     if target.key_file:
-        path = folder / target.key_file
-        if not path.is_file():
+        try:
+            mode = (folder / target.key_file).stat().st_mode
+        except (OSError, ValueError):  # too long for a name, perhaps
+            mode = 0
+        if not stat.S_ISREG(mode):
             # The same: a pasted key must not reach the log.
             spot.problem("there is no such file; write the key into it and chmod 600", "key_file")
-        elif stat.S_IMODE(path.stat().st_mode) & 0o077:
+        elif stat.S_IMODE(mode) & 0o077:
             spot.problem("other users may read this key; chmod 600 the file", "key_file")
 
 
 def _check_names(config: Config, spot: Spot) -> None:
     for name, target in config.targets.items():
-        if name == "auto" or (name in TIERS and name != target.tier):
-            meaning = "let the policy choose" if name == "auto" else f"the {name} tier"
+        if name == AUTO or (name in TIERS and name != target.tier):
+            meaning = "let the policy choose" if name == AUTO else f"the {name} tier"
             spot.problem(
                 f"clients ask for model '{name}' to mean: {meaning}; rename this target",
                 "targets",

@@ -25,9 +25,10 @@ def serve_command(target: TargetConfig, socket: Path) -> list[str]:
     return command
 
 
-def build_command(model: str) -> list[str]:
+def build_command(model: str, precision: str = "int8") -> list[str]:
     """Return the command that builds the edge engine's graph of a model, with a progress bar."""
-    return [sys.executable, "-m", _MODULES["edge"], "build", "--model", model]
+    command = [sys.executable, "-m", _MODULES["edge"], "build"]
+    return [*command, "--model", model, "--precision", precision]
 
 
 def engine_environment(

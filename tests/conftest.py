@@ -6,8 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from engine_core.models import BUILTIN, ModelFiles, ModelStore
+
+# A shared machine may hold a test up for longer than the 200 ms that hypothesis allows an example.
+settings.register_profile("tidegate", deadline=None)
+settings.load_profile("tidegate")
 
 LLAMA_SHAPE: dict[str, Any] = {
     "block_count": 2,

@@ -11,21 +11,29 @@ from aiohttp import web
 
 from engine_core.errors import ApiError, InvalidRequestError, OverloadedError
 from router.api.call import CHAT, COMPLETIONS, Call, Route
-from router.api.errors import error_response, errors_as_json, failure_error, hide_banner
+from router.api.errors import (
+    OUR_FAULT,
+    error_response,
+    errors_as_json,
+    failure_error,
+    hide_banner,
+    log,
+    server_log,
+)
 from router.api.exchange import Exchange
 from router.api.in_flight import InFlight
-from router.decide.decision import Decision, TargetInfo
+from router.decide.decision import AUTO, Decision, TargetInfo
 from router.decide.view import RequestView
 from router.guard.outcomes import Outcome, UpstreamFailure
 from router.observe.metrics import Metrics
 from router.observe.record import RequestRecord, log_request
+from router.targets.off_loop import sized
 from router.targets.target import Target
 
-AUTO = "auto"
 TOTAL_SECONDS = 600.0
 """Longest life of one request, over all its tries; OpenAI's own client gives up then, too."""
-THREAD_BYTES = 64 << 10
-"""A larger body is parsed and checked in a thread: on the loop it would stall other streams."""
+KEEPALIVE_SECONDS = 75.0
+"""Idle client connections live this long; nginx's default, so that proxies close first."""
 
 Decide = Callable[[RequestView, str, Sequence[TargetInfo], str], Decision]
 """From view, model name, targets as they are now and decision id; may raise `ApiError`."""
@@ -56,8 +64,23 @@ class Door:
         self._max_body_bytes = max_body_bytes
         self._opened = int(time.time())
 
-    def make_app(self) -> web.Application:
-        """Return the aiohttp application."""
+    def make_runner(self, *, shutdown_seconds: float) -> web.AppRunner:
+        """Return the HTTP server, not yet listening.
+
+        Args:
+            shutdown_seconds: What requests get to end by themselves when it is cleaned up.
+        """
+        return web.AppRunner(
+            self._make_app(),
+            handler_cancellation=True,  # a client that hangs up cancels its request
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            shutdown_timeout=shutdown_seconds,
+            logger=server_log,
+        )
+
+    def _make_app(self) -> web.Application:
         app = web.Application(middlewares=[errors_as_json], client_max_size=self._max_body_bytes)
         app.on_response_prepare.append(hide_banner)
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -122,6 +145,14 @@ class Door:
             retry_after = failure.retry_after
         except ApiError as refusal:
             record.outcome, error = _outcome(refusal), refusal
+        except Exception:
+            if exchange is None or not exchange.committed:
+                raise
+            # An error response now would be a second one in the middle of the stream.
+            log.exception("a stream of %s broke off", route.name)
+            return await exchange.break_off(
+                UpstreamFailure(Outcome.UPSTREAM_ERROR, OUR_FAULT, status=500, code="internal")
+            )
         record.code = error.code
         headers = exchange.headers() if exchange is not None else None
         return error_response(error, headers, retry_after)
@@ -129,6 +160,9 @@ class Door:
     async def _read(self, request: web.Request, route: Route, record: RequestRecord) -> Call:
         if self.in_flight.draining:
             raise OverloadedError("Tidegate is shutting down.", code="draining")
+        if request.content_type != "application/json":
+            # Also what keeps a web page from posting here without asking the browser first.
+            raise InvalidRequestError("The Content-Type must be application/json.", status=415)
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise InvalidRequestError(
                 "Compressed bodies are not taken; send plain JSON.", status=415
@@ -142,10 +176,7 @@ class Door:
         except web.RequestPayloadError:
             raise InvalidRequestError("The body broke off or is malformed.") from None
         record.bytes_in = len(body)
-        if len(body) > THREAD_BYTES:
-            call = await asyncio.to_thread(route.read, body)
-        else:
-            call = route.read(body)
+        call = await sized(len(body), route.read, body)
         record.stream = call.stream
         return call
 
@@ -227,7 +258,6 @@ def _info(target: Target) -> TargetInfo:
     return TargetInfo(
         name=target.name,
         tier=target.tier,
-        model=condition.model,
         ready=condition.state == "ready",
         capabilities=condition.capabilities,
         context_window=condition.context_window,

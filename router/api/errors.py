@@ -1,15 +1,23 @@
-"""Every error of the door in OpenAI's shape, whatever raised it."""
+"""Every error of the door in OpenAI's shape, whatever raised it.
+
+Only bytes that are no HTTP request are answered, with a plain 400, by aiohttp itself.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from engine_core.errors import ApiError, InvalidRequestError
 from router.guard.outcomes import UpstreamFailure
 
 log = logging.getLogger("tidegate.api")
+server_log = logging.getLogger("tidegate.http")
+"""For aiohttp's HTTP server."""
+
+OUR_FAULT = "Tidegate failed; its log says why."
 
 RETRY_AFTER_SECONDS = 2
 """Asked of clients when nobody knows better: about what a restarted engine needs."""
@@ -62,9 +70,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return response
     except Exception:
         log.exception("%s %s failed", request.method, request.match_info.route.resource)
-        return error_response(
-            ApiError("Tidegate failed; its log says why.", status=500, type="server_error")
-        )
+        return error_response(ApiError(OUR_FAULT, status=500, type="server_error", code="internal"))
 
 
 def _http_error(request: web.Request, error: web.HTTPException) -> ApiError:
@@ -77,6 +83,17 @@ def _http_error(request: web.Request, error: web.HTTPException) -> ApiError:
             f"This path does not take {request.method}.", status=405, code="method_not_allowed"
         )
     return ApiError(error.reason, status=error.status, type="invalid_request_error")
+
+
+def _hide_bytes(record: logging.LogRecord) -> bool:
+    """Drop the bytes of a malformed request, among which may be a key (a filter of `server_log`)."""
+    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+        record.exc_info = None
+        record.msg += ": malformed HTTP"
+    return True
+
+
+server_log.addFilter(_hide_bytes)
 
 
 async def hide_banner(_request: web.Request, response: web.StreamResponse) -> None:

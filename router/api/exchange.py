@@ -15,6 +15,7 @@ from router.api.errors import error_event, failure_error
 from router.decide.decision import Decision
 from router.guard.outcomes import Outcome, UpstreamFailure
 from router.observe.record import RequestRecord
+from router.targets.off_loop import sized
 from router.targets.target import Target
 
 
@@ -111,13 +112,13 @@ class Exchange:
         return self._response
 
     async def _fetch(self, target: Target) -> web.Response:
-        body = self._call.body_for(target.condition.model)
+        body = await self._body_for(target)
         answer = await target.client.fetch(self._route.path, body, self._call.choices)
         self._record.bytes_out = len(answer)
         return web.Response(body=answer, content_type="application/json", headers=self.headers())
 
     async def _stream(self, target: Target) -> web.StreamResponse:
-        body = self._call.body_for(target.condition.model)
+        body = await self._body_for(target)
         pieces = target.client.stream(self._route.path, body, self._call.choices)
         async with contextlib.aclosing(pieces):
             first = await anext(pieces)
@@ -141,6 +142,10 @@ class Exchange:
             except ConnectionError:
                 self._record.outcome = Outcome.CLIENT_CLOSED
         return response
+
+    async def _body_for(self, target: Target) -> bytes:
+        model = target.condition.model
+        return await sized(self._record.bytes_in, self._call.body_for, model)
 
     async def _write(self, response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)

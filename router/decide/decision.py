@@ -36,7 +36,6 @@ class TargetInfo(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         name: From the configuration.
         tier: `edge` or `cloud`.
-        model: What it serves.
         ready: Whether it takes requests.
         capabilities: What it can do beyond text; None means that it may be asked for anything.
         context_window: Tokens of prompt and answer together; None if unknown.
@@ -45,7 +44,6 @@ class TargetInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     tier: str
-    model: str
     ready: bool
     capabilities: frozenset[str] | None = None
     context_window: int | None = None
@@ -128,18 +126,19 @@ def _in_order(rule: Rule, targets: Sequence[TargetInfo]) -> Iterator[TargetInfo]
     seen: set[str] = set()
     for place in rule.places():
         for target in targets:
-            if target.name not in seen and place in _names(place, target):
+            if target.name not in seen and _means(place, target):
                 seen.add(target.name)
                 yield target
 
 
-def _names(place: str, target: TargetInfo) -> tuple[str, ...]:
-    return (target.tier,) if place in TIERS else (target.name,)
+def _means(name: str, target: TargetInfo) -> bool:
+    """Say whether a place of a policy, or a model's name, stands for a target."""
+    return name == (target.tier if name in TIERS else target.name)
 
 
 def _pinned(model: str, targets: Sequence[TargetInfo]) -> list[TargetInfo]:
     """Return the targets that a model name means; a tier's name means all of the tier."""
-    if pinned := [target for target in targets if model in _names(model, target)]:
+    if pinned := [target for target in targets if _means(model, target)]:
         return pinned
     names = dict.fromkeys([AUTO, *(t.tier for t in targets), *(t.name for t in targets)])
     raise InvalidRequestError(

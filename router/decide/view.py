@@ -34,7 +34,6 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         ask: What the person last asked for; with the ask before it if it only says "go on".
-        prompt_chars: Characters of the whole prompt.
         prompt_tokens: Estimate of its tokens, rather too many than too few.
         new_tokens: Limit on generated tokens, None if the client set none.
         needs: What a target must be able to do beyond answering text with text: `tools`, `json`,
@@ -43,7 +42,6 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ask: str
-    prompt_chars: int
     prompt_tokens: int
     new_tokens: int | None = None
     needs: frozenset[str] = frozenset()
@@ -54,7 +52,6 @@ def view_chat(request: ChatRequest) -> RequestView:
     texts = [message.text() for message in request.messages]
     return RequestView(
         ask=_ask(request.messages, texts),
-        prompt_chars=sum(map(len, texts)),
         prompt_tokens=_tokens(texts),
         new_tokens=request.new_tokens(),
         needs=_named(
@@ -81,7 +78,6 @@ def view_completion(request: CompletionRequest) -> RequestView:
     ids = 0 if texts else len(prompt)
     return RequestView(
         ask="\n".join(texts),
-        prompt_chars=sum(map(len, texts)),
         prompt_tokens=ids or _tokens(texts),
         new_tokens=request.new_tokens(),
         needs=_named(

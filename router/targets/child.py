@@ -33,7 +33,7 @@ HEALTH_FAILURES = 3
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_CAP_SECONDS = 30.0
 STABLE_SECONDS = 60.0
-"""An engine that was ready this long has earned a fast restart again."""
+"""An engine that lived this long has earned a fast restart again."""
 STOP_SECONDS = 5.0
 """From SIGTERM to SIGKILL."""
 USAGE_EXIT_CODE = 2
@@ -79,7 +79,11 @@ class ChildEngine:
         on_ready: Callable[[bool], None],
     ) -> None:
         self.name = name
-        self.condition = Condition(state="starting", reason="starting", model=name)
+        # Until its first health check an engine is taken to do nothing but text: a request for more
+        # is refused for good, and not told to come back for an answer that never changes.
+        self.condition = Condition(
+            state="starting", reason="starting", model=name, capabilities=frozenset()
+        )
         self.settled = asyncio.Event()
         """Set once the first start has succeeded or failed."""
         self._command = command

@@ -11,6 +11,8 @@ from router.targets.sse import SseEvent
 DONE = b"[DONE]"
 MESSAGE_CHARS = 600
 """An upstream's error sentence is cut here; what is longer repeats the request."""
+RETRY_AFTER_DIGITS = 5
+"""A `Retry-After` of more digits, over a day, is a mistake and not passed on."""
 
 
 class _Delta(msgspec.Struct):
@@ -112,7 +114,7 @@ class StreamProgress:
         if chunk.error is not None or event.event == b"error":
             raise error_failure(500, event.data, None, self._secrets)
         for choice in chunk.choices or ():
-            if choice.finish_reason is not None:
+            if choice.finish_reason:  # some servers send an empty one with every chunk
                 self._finished.add(choice.index)
                 self.committed = True
             elif choice.text or (choice.delta is not None and choice.delta.has_content()):
@@ -133,7 +135,7 @@ def check_answer(body: bytes, choices: int, secrets: Sequence[str] = ()) -> None
         ) from None
     if answer.error is not None:
         raise error_failure(500, body, None, secrets)
-    finished = {c.index for c in answer.choices or () if c.finish_reason is not None}
+    finished = {c.index for c in answer.choices or () if c.finish_reason}
     if len(finished) < choices:
         raise UpstreamFailure(Outcome.UPSTREAM_ERROR, "The target's answer is incomplete.")
 
@@ -164,7 +166,7 @@ def error_failure(
     if isinstance(error.code, int) and 400 <= error.code <= 599:
         status = error.code  # some gateways carry the status inside a 200 stream
     code = error.code if isinstance(error.code, str) and _is_word(error.code) else None
-    wait = int(retry_after) if retry_after and retry_after.isdecimal() else None
+    wait = _seconds(retry_after)
     if code == CONTEXT_LENGTH_EXCEEDED or status in (400, 413, 415, 422):
         return UpstreamFailure(
             Outcome.INVALID,
@@ -192,6 +194,13 @@ def error_failure(
     else:
         sentence = f"The target failed with HTTP status {status}."
     return UpstreamFailure(Outcome.UPSTREAM_ERROR, sentence)
+
+
+def _seconds(retry_after: str | None) -> int | None:
+    """Return the seconds of a `Retry-After`; None for its other form, a date."""
+    if not retry_after or len(retry_after) > RETRY_AFTER_DIGITS or not retry_after.isdecimal():
+        return None
+    return int(retry_after)
 
 
 def _read_error(body: bytes) -> _Error:

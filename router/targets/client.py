@@ -11,6 +11,7 @@ import aiohttp
 
 from router.guard.outcomes import Outcome, UpstreamFailure
 from router.targets.chunks import StreamProgress, check_answer, error_failure, unstreamed_failure
+from router.targets.off_loop import sized
 from router.targets.sse import EventTooLargeError, SseEvent, SseFramer
 
 CONNECT_SECONDS = 2.0
@@ -84,7 +85,7 @@ class UpstreamClient:
         """
         async with self._post(path, body) as response:
             answer = await _read(response, MAX_ANSWER_BYTES)
-        check_answer(answer, choices, self._secrets)
+        await sized(len(answer), check_answer, answer, choices, self._secrets)
         return answer
 
     async def stream(self, path: str, body: bytes, choices: int) -> AsyncGenerator[bytes]:

@@ -1,6 +1,7 @@
 """A child's standard error: passed on line by line, its last line remembered."""
 
 import asyncio
+import contextlib
 import re
 import sys
 
@@ -43,4 +44,7 @@ class StderrTail:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
         if text:
             self.last_line = text
-            sys.stderr.write(f"{self._name} | {text}\n")
+            # Ours may be closed (a terminal that went away): the child's is read on all the same,
+            # or the child stands still once its pipe is full.
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{self._name} | {text}\n")

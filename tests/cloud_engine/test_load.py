@@ -35,8 +35,8 @@ def gguf_files(path: Path) -> ModelFiles:
     return ModelFiles(str(path), path.stem, path, "gguf", "fedcba")
 
 
-def write_llama(write_gguf: Callable[..., Path]) -> ModelFiles:
-    """Write a tiny Llama of random weights as GGUF."""
+def write_llama(write_gguf: Callable[..., Path], *, without: str | None = None) -> ModelFiles:
+    """Write a tiny Llama of random weights as GGUF, perhaps without one of its tensors."""
     rng = np.random.default_rng(0)
     shapes = {"token_embd.weight": (32, 64), "output_norm.weight": (64,), "output.weight": (32, 64)}
     for layer in range(2):
@@ -53,7 +53,9 @@ def write_llama(write_gguf: Callable[..., Path]) -> ModelFiles:
         }
         shapes |= {f"blk.{layer}.{part}.weight": shape for part, shape in parts.items()}
     tensors = {
-        name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in shapes.items()
+        if name != without
     }
     tokens = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(32)], "llama.vocab_size": 32}
     return gguf_files(write_gguf(tokens, tensors=tensors))
@@ -116,6 +118,15 @@ def test_weight_that_is_missing_is_an_error_and_not_a_random_number(
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 3}))
     with pytest.raises(ModelError, match=r"lacks \d+ of its weights, model\.layers\.2"):
         load(tiny.files, tmp_path)
+
+
+def test_weight_that_a_gguf_lacks_is_not_made_up_either(
+    write_gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    files = write_llama(write_gguf, without="blk.1.ffn_up.weight")
+    with pytest.raises(ModelError, match=r"lacks 1 of its weights, model\.layers\.1\.mlp\.up_proj"):
+        load(files, tmp_path / "store")
+    assert ModelStore(tmp_path / "store").entries() == []
 
 
 def test_damaged_and_foreign_files_are_errors_of_one_line(tiny: TinyModel, tmp_path: Path) -> None:

@@ -13,6 +13,14 @@ import pytest
 from engine_kinds import CONTEXT, Kind
 from engine_process import EngineProcess, engine_process
 
+LONG: dict[str, Any] = {
+    "model": "m",
+    "prompt": "a b c " * 80,
+    "max_tokens": 500,
+    "temperature": 0,
+    # What was said becomes ever likelier to be said again, so that the answer never ends by itself.
+    "frequency_penalty": -2,
+}
 CHINESE = "中国的首都是哪里？"  # noqa: RUF001 - a full-width question mark belongs there
 
 
@@ -232,7 +240,7 @@ def test_answer_ends_where_the_context_window_ends(client: openai.OpenAI) -> Non
 @pytest.mark.parametrize("stream", [True, False])
 def test_hang_up_frees_the_engine_within_a_second(engine: EngineProcess, stream: bool) -> None:
     before = engine.stats()
-    hang_up(engine, {"model": "m", "prompt": "a b c " * 80, "max_tokens": 500, "stream": stream})
+    hang_up(engine, LONG | {"stream": stream})
     assert engine.wait_until_idle(1.0) < 1.0
     after = engine.stats()
     assert after["cancelled_total"] - before["cancelled_total"] == 1
@@ -242,11 +250,10 @@ def test_hang_up_frees_the_engine_within_a_second(engine: EngineProcess, stream:
 def test_hang_up_while_waiting_frees_the_place(engine: EngineProcess, kind: Kind) -> None:
     if kind.is_fake:
         pytest.skip("the fake engine runs several requests at once")
-    body = {"model": "m", "prompt": "a b c " * 80, "max_tokens": 500}
-    busy = threading.Thread(target=hang_up, args=(engine, body, 2.0))
+    busy = threading.Thread(target=hang_up, args=(engine, LONG, 1.5))
     busy.start()
     _until(lambda: engine.stats()["running"] == 1)
-    hang_up(engine, body)
+    hang_up(engine, LONG)
     _until(lambda: engine.stats()["waiting"] == 0)
     assert engine.stats()["running"] == 1
     busy.join()
@@ -277,8 +284,7 @@ def test_sigterm_ends_the_process_with_zero(kind: Kind) -> None:
 def test_end_of_the_lifeline_ends_the_process_while_it_generates(kind: Kind) -> None:
     with engine_process(kind.module, *kind.options) as own:
         own.wait_until_ready()
-        body = {"model": "m", "prompt": "a b c " * 80, "max_tokens": 500, "stream": True}
-        with own.http.stream("POST", "/v1/completions", json=body) as response:
+        with own.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
             next(response.iter_lines())
             assert own.process.stdin is not None
             own.process.stdin.close()

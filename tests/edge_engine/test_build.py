@@ -1,5 +1,6 @@
 """Builds: complete or absent, shared, and repaired."""
 
+import contextlib
 import errno
 import importlib.metadata
 import json
@@ -8,7 +9,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +98,60 @@ def test_a_damaged_build_is_made_anew(
     assert find_build(store, files) is None
     assert ensure_build(store, files, progress=False) == build
     assert find_build(store, files) == build
+
+
+def test_a_newer_emitter_takes_the_place_of_the_older_ones_builds(
+    store: ModelStore, files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = ensure_build(store, files, progress=False)
+    exact = ensure_build(store, files, "fp32", progress=False)
+    monkeypatch.setattr(build_module, "EMITTER_VERSION", build_module.EMITTER_VERSION + 1)
+    new = ensure_build(store, files, progress=False)
+    assert not old.folder.exists()
+    assert set(store.builds(files)) == {exact.folder, new.folder}
+    monkeypatch.undo()
+    ensure_build(store, files, progress=False)
+    assert set(store.builds(files)) == {exact.folder, new.folder, old.folder}
+
+
+def test_a_changed_model_takes_the_place_of_its_former_build(
+    store: ModelStore, files: ModelFiles
+) -> None:
+    old = ensure_build(store, files, progress=False)
+    torch_build = store.build_path(files, "torch-float32")
+    torch_build.mkdir()
+    new = ensure_build(store, replace(files, digest="another"), progress=False)
+    assert new.folder != old.folder
+    assert set(store.builds(files)) == {torch_build, new.folder}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_the_progress_bar_ends_full(
+    precision: Precision,
+    tied: bool,
+    store: ModelStore,
+    tiny_model: Callable[..., TinyModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = tiny_model(vocab_size=BYTE_VOCABULARY, tie_word_embeddings=tied).files
+    save_byte_tokenizer(files.path)
+    bars: list[Any] = []
+
+    class RecordedBar(contextlib.AbstractContextManager["RecordedBar"]):
+        def __init__(self, _what: str, total: int, *, shown: bool) -> None:
+            self.total, self.n, self.shown = total, 0, shown
+            bars.append(self)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def update(self, count: int) -> None:
+            self.n += count
+
+    monkeypatch.setattr(build_module, "progress_bar", RecordedBar)
+    ensure_build(store, files, precision, progress=False)
+    assert [bar.n for bar in bars] == [bar.total for bar in bars]
 
 
 def test_what_a_killed_build_left_is_cleared_away(store: ModelStore, files: ModelFiles) -> None:
@@ -216,6 +273,20 @@ def test_another_architecture_without_the_exporter_says_what_to_install(
     monkeypatch.setattr(importlib.metadata, "version", absent)
     with pytest.raises(ModelError, match=r"model_type gpt2.*pip install 'tidegate\[export\]'"):
         ensure_build(store, files, progress=False)
+    assert nothing_is_left(store)
+
+
+def test_a_gguf_that_the_emitter_cannot_express_is_not_sent_to_the_exporter(
+    store: ModelStore, write_gguf: Callable[..., Path]
+) -> None:
+    scaling = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 64,
+    }
+    path = write_gguf(scaling)
+    with pytest.raises(ModelError, match=r"yarn.*reads no GGUF.*safetensors"):
+        ensure_build(store, store.find(str(path)), progress=False)
     assert nothing_is_left(store)
 
 

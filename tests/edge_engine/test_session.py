@@ -41,6 +41,15 @@ def test_threads_are_the_physical_cores_this_process_may_use(
     assert default_threads() == 8
 
 
+def test_threads_are_the_physical_cores_where_processes_are_not_bound_to_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(psutil.Process, "cpu_affinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(psutil, "cpu_count", lambda *, logical: 8 // (1 + (not logical)))
+    assert default_threads() == 4
+
+
 def test_idle_workers_do_not_spin() -> None:
     options = session_options(3)
     assert options.intra_op_num_threads == 3

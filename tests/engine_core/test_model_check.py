@@ -55,7 +55,9 @@ def test_weights_that_are_cut_off_are_refused(folder: Path, size: int) -> None:
         check_folder(folder)
 
 
-@pytest.mark.parametrize("header", [b"not json", b"[]", b'{"a": 1}', b'{"a": {}}', b"\xff" * 4])
+@pytest.mark.parametrize(
+    "header", [b"not json", b"[]", b'{"a": 1}', b'{"a": {}}', b"\xff" * 4, b"[" * 99_999]
+)
 def test_a_header_that_is_none_is_damage(folder: Path, header: bytes) -> None:
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
 
@@ -118,7 +120,10 @@ def test_the_digest_of_a_single_file_is_its_own(folder: Path) -> None:
     assert digest_of(folder / "m.gguf") == before
 
 
-@pytest.mark.parametrize(("content", "reason"), [("{", "cannot be read"), ("[]", "JSON object")])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("{", "cannot be read"), ("[]", "JSON object"), ("[" * 99_999, "cannot be read")],
+)
 def test_broken_json_is_named(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "config.json").write_text(content)
 

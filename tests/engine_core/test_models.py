@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from engine_core import models
 from engine_core.errors import ModelError
-from engine_core.models import BUILTIN, ModelFiles, ModelStore, cache_root, model_config
+from engine_core.models import BUILTIN, ModelFiles, ModelStore, cache_root
 
 
 @pytest.fixture
@@ -66,7 +67,6 @@ def test_a_folder_is_a_model(store: ModelStore, folder: Path) -> None:
     files = store.find(str(folder))
 
     assert (files.label, files.path, files.format) == ("my-model", folder, "safetensors")
-    assert model_config(files) == {"model_type": "llama"}
     assert store.pull(str(folder)) == files
 
 
@@ -85,7 +85,24 @@ def test_a_gguf_file_is_a_model(store: ModelStore, write_gguf: Callable[..., Pat
     files = store.find(str(path))
 
     assert (files.label, files.path, files.format) == ("Tiny.Q8_0", path, "gguf")
-    assert model_config(files)["hidden_size"] == 64
+
+
+def test_a_link_to_a_gguf_file_keeps_its_own_name(
+    store: ModelStore, write_gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The hub's own cache links each file's name to a blob that is named by its hash."""
+    blob = write_gguf().rename(tmp_path / "2f91")
+    link = tmp_path / "Tiny.Q8_0.gguf"
+    link.symlink_to(blob)
+
+    files = store.find(str(link))
+
+    assert (files.label, files.path, files.format) == ("Tiny.Q8_0", link, "gguf")
+
+
+def test_the_home_of_an_unknown_user_is_named(store: ModelStore) -> None:
+    with pytest.raises(ModelError, match="~no-such-user/model starts in the home of a user"):
+        store.find("~no-such-user/model")
 
 
 def test_a_missing_path_is_not_taken_for_a_hub_name(store: ModelStore) -> None:
@@ -201,9 +218,15 @@ def test_entries_list_models_leftovers_and_builds(store: ModelStore, tmp_path: P
 
 
 def test_the_lock_is_exclusive_and_says_when_it_waits(
-    store: ModelStore, capsys: pytest.CaptureFixture[str]
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = []
+    order, said, waits = [], [], threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        waits.set()
+
+    monkeypatch.setattr(models, "say", say)
 
     def second() -> None:
         with store.lock("a build"):
@@ -212,14 +235,12 @@ def test_the_lock_is_exclusive_and_says_when_it_waits(
     with store.lock("a build"):
         thread = threading.Thread(target=second)
         thread.start()
-        time.sleep(0.15)
+        assert waits.wait(10)
         order.append("first")
-    thread.join(5)
+    thread.join(10)
 
     assert order == ["first", "second"]
-    assert (
-        capsys.readouterr().err.count("Waiting for another process that is busy with a build") == 1
-    )
+    assert said == ["Waiting for another process that is busy with a build …"]
 
 
 def test_different_locks_do_not_wait(store: ModelStore) -> None:
@@ -237,7 +258,7 @@ def test_a_root_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
         pass
 
 
-def test_a_present_builtin_model_is_found_in_microseconds(builtin_files: ModelFiles) -> None:
+def test_a_present_builtin_model_is_found_without_reading_it(builtin_files: ModelFiles) -> None:
     start = time.perf_counter()
     ModelStore().find(BUILTIN)
 

@@ -148,6 +148,35 @@ def test_loopback_tcp_is_served(address: str) -> None:
         process.stderr.close()
 
 
+def test_of_two_engines_that_load_for_one_port_one_serves_and_one_says_why_it_ends() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", FAKE, "serve", "--model", "fake", "--start-delay", "1"]
+    engines = [
+        subprocess.Popen(
+            [*command, "--tcp", f"localhost:{port}"],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    deadline = time.monotonic() + 30
+    while not (ended := [engine for engine in engines if engine.poll() is not None]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert httpx.get(f"http://localhost:{port}/engine/health").json()["model"] == "fake"
+    for engine in engines:
+        engine.terminate()
+        _, message = engine.communicate(timeout=10)
+        if engine in ended:
+            assert engine.returncode == 2
+            assert message.startswith("error: cannot listen on 127.0.0.1:")
+        else:
+            assert engine.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -166,6 +195,27 @@ def test_wrong_options_exit_with_two_and_say_why(options: tuple[str, ...], words
     assert code == 2
     assert words in message
     assert "Traceback" not in message
+
+
+def test_signal_during_a_download_or_build_runs_its_clean_up() -> None:
+    command = (
+        "import time\n"
+        "from engine_core.process import run_command\n"
+        "def work():\n"
+        "    try:\n"
+        "        print('working', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    finally:\n"
+        "        print('cleaned up')\n"
+        "raise SystemExit(run_command(work))\n"
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"working\n"
+            process.send_signal(number)
+            assert process.stdout.read() == b"cleaned up\n"
+            assert process.wait(10) == 128 + number
 
 
 def test_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:

@@ -206,6 +206,12 @@ async def test_what_is_wrong_or_unsupported_is_a_400_that_names_the_field(
     assert client.engine.stats().requests_total == 0
 
 
+async def test_an_error_does_not_repeat_what_the_client_wrote(serve: Serve) -> None:
+    client = await serve()
+    _, body = await client.post(HI | {"messages": [{"role": "open sesame", "content": ""}]})
+    assert body["error"]["message"] == "Invalid 'messages[0].role': Invalid enum value."
+
+
 @pytest.mark.parametrize(
     ("extra", "param"),
     [

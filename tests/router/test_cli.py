@@ -8,7 +8,19 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner, Result
 from fake_targets import EASY, open_door
-from fake_upstream import DONE, HELLO, ROLE, STOP, chunk, error, fake_upstream, hang_up, reply, sse
+from fake_upstream import (
+    DONE,
+    HELLO,
+    ROLE,
+    STOP,
+    chunk,
+    error,
+    event,
+    fake_upstream,
+    hang_up,
+    reply,
+    sse,
+)
 
 from router.cli import main
 
@@ -30,6 +42,16 @@ async def test_the_answer_goes_to_stdout_and_the_decision_to_stderr() -> None:
     assert body["messages"][0] == {"role": "system", "content": "Be kind"}
     assert body["max_completion_tokens"] == 5
     assert body["temperature"] == 0
+
+
+async def test_chunks_without_text_are_passed_over() -> None:
+    odd = [event({"usage": {}, "error": None}), event({"choices": [{"index": 0, "delta": None}]})]
+    async with (
+        fake_upstream(sse(ROLE, *odd, HELLO, *odd, STOP, DONE)) as edge,
+        open_door(edge=edge) as door,
+    ):
+        done = await run("ask", EASY, "--url", door.url)
+    assert (done.exit_code, done.stdout) == (0, "Hello\n")
 
 
 async def test_a_failover_is_mentioned() -> None:
@@ -71,7 +93,12 @@ async def test_a_broken_answer_is_exit_code_1_after_its_text() -> None:
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("http://127.0.0.1:9", "tidegate serve"), ("nonsense", "http://127.0.0.1:8080")],
+    [
+        ("http://127.0.0.1:9", "tidegate serve"),
+        ("nonsense", "http://127.0.0.1:8080"),
+        ("http://127.0.0.1:99999", "http://127.0.0.1:8080"),
+        ("http://[::1", "http://127.0.0.1:8080"),
+    ],
 )
 async def test_without_a_daemon_it_says_how_to_start_one(url: str, words: str) -> None:
     done = await run("ask", "hi", "--url", url)

@@ -80,6 +80,12 @@ def test_a_file_that_was_asked_for_must_exist(
         find_config(None)
 
 
+def test_a_file_that_cannot_be_looked_at_is_named_when_it_is_read(folder: Path) -> None:
+    name = folder / ("x" * 300)
+    with pytest.raises(TidegateError, match="cannot be read: File name too long"):
+        load_config(find_config(name))
+
+
 def test_an_unreadable_file_is_named(folder: Path) -> None:
     with pytest.raises(TidegateError, match="cannot be read: Is a directory"):
         load_config(folder)

@@ -33,7 +33,9 @@ def test_an_upstream_has_no_command() -> None:
 
 
 def test_the_graph_is_built_by_the_edge_engines_own_process() -> None:
-    assert build_command("m")[1:] == ["-m", "edge_engine", "build", "--model", "m"]
+    command = ["-m", "edge_engine", "build", "--model", "m", "--precision"]
+    assert build_command("m")[1:] == [*command, "int8"]
+    assert build_command("m", "fp32")[1:] == [*command, "fp32"]
 
 
 def test_keys_of_upstreams_are_kept_from_engines() -> None:

@@ -1,4 +1,4 @@
-"""What a first start needs is fetched and built while a person watches; nothing twice."""
+"""What a start needs is fetched and built while a person watches."""
 
 import subprocess
 from typing import Any
@@ -11,33 +11,35 @@ from router.config import Config, TargetConfig
 
 
 class FakeStore:
-    """Knows which models are here and notes what is pulled."""
+    """Has every model but one as soon as it is pulled."""
 
-    here: set[str]
-    pulled: list[str]
-
-    def find(self, name: str) -> None:
-        if name not in self.here:
-            raise ModelError(f"{name} is not here")
+    def __init__(self) -> None:
+        self.pulled: list[str] = []
 
     def pull(self, name: str) -> None:
         self.pulled.append(name)
+        if name == "wrong":
+            raise ModelError("wrong is no model")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    made = FakeStore()
+    monkeypatch.setattr(prepare, "ModelStore", lambda: made)
+    return made
 
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the models whose edge graphs were built."""
-    found: list[str] = []
+    """Return the models that the builder was asked for."""
+    models: list[str] = []
 
-    def build(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        found.append(command[-1])
-        return subprocess.CompletedProcess(command, 1 if command[-1] == "broken" else 0)
+    def fake_run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        models.append(command[command.index("--model") + 1])
+        return subprocess.CompletedProcess(command, 2 if models[-1] == "broken" else 0)
 
-    monkeypatch.setattr(FakeStore, "here", {"old"}, raising=False)
-    monkeypatch.setattr(FakeStore, "pulled", [], raising=False)
-    monkeypatch.setattr(prepare, "ModelStore", FakeStore)
-    monkeypatch.setattr(prepare.subprocess, "run", build)
-    return found
+    monkeypatch.setattr(prepare.subprocess, "run", fake_run)
+    return models
 
 
 def config(**models: str) -> Config:
@@ -49,19 +51,18 @@ def config(**models: str) -> Config:
     return Config(targets=targets)
 
 
-def test_a_model_that_two_engines_share_is_pulled_and_built_once(built: list[str]) -> None:
-    prepare.fetch_models(config(edge="new", edge2="new", cloud="new"))
-    assert FakeStore.pulled == ["new"]
-    assert built == ["new"]
+def test_an_edge_model_is_built_once_and_only_child_engines_models_are_fetched(
+    store: FakeStore, built: list[str]
+) -> None:
+    prepare.prepare_models(config(edge="m", edge2="m", cloud="m", cloud2="big", fake="none"))
+    assert built == ["m"]
+    assert store.pulled == ["big"]
 
 
-def test_what_is_here_is_left_alone_and_the_cloud_builds_nothing(built: list[str]) -> None:
-    prepare.fetch_models(config(edge="old", cloud="big", fake="none"))
-    assert FakeStore.pulled == ["big"]
-    assert built == []
-
-
-def test_a_failed_build_stops_the_start(built: list[str]) -> None:
-    with pytest.raises(ModelError, match="broken"):
-        prepare.fetch_models(config(edge="broken"))
-    assert built == ["broken"]
+def test_what_cannot_be_had_is_said_and_does_not_keep_the_others_from_starting(
+    store: FakeStore, built: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare.prepare_models(config(edge="broken", edge2="m", cloud="wrong", cloud2="big"))
+    assert built == ["broken", "m"]
+    assert store.pulled == ["wrong", "big"]
+    assert capsys.readouterr().err == "error: wrong is no model\n"

@@ -69,9 +69,7 @@ async def open_door(
         metrics=metrics,
         max_body_bytes=max_body_bytes,
     )
-    runner = web.AppRunner(
-        door.make_app(), handler_cancellation=True, access_log=None, auto_decompress=False
-    )
+    runner = door.make_runner(shutdown_seconds=5)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"

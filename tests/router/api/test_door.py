@@ -1,6 +1,7 @@
 """The door answers every request, good or bad, in OpenAI's shape and without a banner."""
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -20,6 +21,7 @@ from fake_upstream import (
 )
 
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -51,7 +53,7 @@ async def test_a_bad_body_is_refused_by_name_and_counted(
         fake_upstream(reply(completion())) as edge,
         open_door(edge=edge, max_body_bytes=16_384) as door,
     ):
-        data = {"data": body} if isinstance(body, bytes) else {"json": body}
+        data = {"data": body, "headers": JSON} if isinstance(body, bytes) else {"json": body}
         found, answer = await send(door, "POST", CHAT, **data)
         assert found == status
         assert set(answer["error"]) == {"message", "type", "param", "code"}
@@ -86,13 +88,39 @@ async def test_a_chunked_body_beyond_the_limit_is_refused() -> None:
             yield b" " * 4096
 
     async with fake_upstream() as edge, open_door(edge=edge, max_body_bytes=16_384) as door:
-        assert (await send(door, "POST", CHAT, data=drip()))[0] == 413
+        assert (await send(door, "POST", CHAT, data=drip(), headers=JSON))[0] == 413
 
 
 async def test_compressed_bodies_are_refused_unread() -> None:
     async with fake_upstream() as edge, open_door(edge=edge) as door:
-        headers = {"Content-Encoding": "gzip"}
+        headers = JSON | {"Content-Encoding": "gzip"}
         assert (await send(door, "POST", CHAT, data=b"\x1f\x8b", headers=headers))[0] == 415
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+async def test_what_a_web_page_can_post_unasked_is_refused(kind: str) -> None:
+    body = json.dumps({"model": "auto", "messages": MESSAGES}).encode()
+    async with fake_upstream() as edge, open_door(edge=edge) as door:
+        headers = {"Content-Type": kind}
+        status, answer = await send(door, "POST", CHAT, data=body, headers=headers)
+        assert status == 415
+        assert "application/json" in answer["error"]["message"]
+        assert edge.requests == []
+
+
+async def test_bytes_that_are_no_http_are_refused_and_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk\x00secret\r\n\r\n"
+    async with fake_upstream() as edge, open_door(edge=edge) as door:
+        host, _, port = door.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head)
+        assert (await reader.readline()).split()[1] == b"400"
+        writer.close()
+        await writer.wait_closed()
+    assert "malformed HTTP" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_models_are_auto_the_tiers_and_the_targets() -> None:
@@ -220,6 +248,26 @@ async def test_a_fault_of_our_own_is_a_500_without_details(
     assert status == 500
     assert answer["error"]["type"] == "server_error"
     assert "private" not in str(answer)
+
+
+async def test_a_fault_of_our_own_in_a_stream_ends_it_with_an_error_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        fake_upstream(sse(ROLE, HELLO, 0.2, STOP, DONE)) as edge,
+        open_door(edge=edge) as door,
+        door.ask(stream=True) as response,
+    ):
+        await response.content.readuntil(HELLO)
+        # What takes the next bytes fails.
+        monkeypatch.setattr("router.targets.client._take", None)
+        rest = await response.read()
+        assert json.loads(rest.removeprefix(b"data: "))["error"]["code"] == "internal"
+        line = (
+            'tidegate_requests_total{outcome="upstream_error",route="chat",'
+            'target="edge",tier="edge"}'
+        )
+        assert door.metric(line) == 1
 
 
 async def test_metrics_are_in_prometheus_text_format() -> None:

@@ -23,7 +23,7 @@ POLICY = Policy(
 
 def target(name: str, tier: str = "edge", **fields: object) -> TargetInfo:
     given: dict[str, object] = {"ready": True, "capabilities": frozenset(), "context_window": 2048}
-    return TargetInfo(name=name, tier=tier, model="m", **(given | fields))  # type: ignore[arg-type]
+    return TargetInfo(name=name, tier=tier, **(given | fields))  # type: ignore[arg-type]
 
 
 EDGE = target("edge")
@@ -31,7 +31,7 @@ CLOUD = target("cloud", "cloud")
 
 
 def view(ask: str = EASY, tokens: int = 20, **fields: object) -> RequestView:
-    return RequestView(ask=ask, prompt_chars=len(ask), prompt_tokens=tokens, **fields)  # type: ignore[arg-type]
+    return RequestView(ask=ask, prompt_tokens=tokens, **fields)  # type: ignore[arg-type]
 
 
 def run(
@@ -166,7 +166,6 @@ targets = st.lists(
         TargetInfo,
         name=st.sampled_from(["edge", "e1", "e2", "c1", "c2"]),
         tier=st.just("edge"),
-        model=st.just("m"),
         ready=st.booleans(),
         capabilities=st.none() | needs,
         context_window=st.none() | st.sampled_from([100, 1000]),
@@ -174,7 +173,6 @@ targets = st.lists(
         lambda t: TargetInfo(
             name=t.name,
             tier="cloud" if t.name.startswith("c") else "edge",
-            model=t.model,
             ready=t.ready,
             capabilities=t.capabilities,
             context_window=t.context_window,
@@ -187,7 +185,6 @@ targets = st.lists(
 requests = st.builds(
     RequestView,
     ask=st.sampled_from([EASY, HARD, ""]),
-    prompt_chars=st.just(1),
     prompt_tokens=st.integers(1, 2000),
     new_tokens=st.none() | st.integers(1, 2000),
     needs=needs,

@@ -30,7 +30,6 @@ def test_the_ask_is_the_last_human_text() -> None:
         ("assistant", "Let me see."),
     )
     assert view.ask == "What is the capital of France?"
-    assert view.prompt_chars == 9 + 9 + 5 + 30 + 11
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_a_completion_has_needs_too(fields: dict[str, Any], need: str) -> None:
 
 def test_prompts_of_a_completion_are_counted() -> None:
     assert completion("Once").ask == "Once"
-    assert completion([1, 2, 3]) == RequestView(ask="", prompt_chars=0, prompt_tokens=3)
+    assert completion([1, 2, 3]) == RequestView(ask="", prompt_tokens=3)
     assert completion(["a", "b"]).needs == {"prompts"}
     assert completion("Once", max_tokens=7).new_tokens == 7
 

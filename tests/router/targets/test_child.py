@@ -176,6 +176,7 @@ async def test_stopping_during_a_long_start_ends_the_engine(tmp_path: Path) -> N
         await asyncio.sleep(0.5)
         process = watched.process()
         assert watched.child.condition.state == "starting"
+        assert watched.child.condition.capabilities == frozenset()
     assert not process.is_running()
 
 

@@ -112,6 +112,14 @@ async def test_a_failure_before_content_is_the_same_for_a_stream() -> None:
     assert failure.retry_after == 7
 
 
+@pytest.mark.parametrize("wait", ["Wed, 21 Oct 2026 07:28:00 GMT", "-1", "9" * 5000, ""])
+async def test_a_retry_after_that_is_no_wait_of_this_day_is_ignored(wait: str) -> None:
+    async with fake_upstream(reply(error("slow down"), 429, Retry_After=wait)) as upstream:
+        failure = (await read(upstream))[1]
+    assert failure.outcome is Outcome.RATE_LIMITED
+    assert failure.retry_after is None
+
+
 async def test_a_refused_connection_is_an_upstream_error() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -259,6 +267,17 @@ async def test_an_end_without_a_finish_reason_is_a_failure(end: bool) -> None:
         got, failure = await read(upstream)
         assert got == []
         assert failure.may_fail_over
+
+
+async def test_an_empty_finish_reason_is_none() -> None:
+    unfinished = chunk({"content": "a"}, finish="")
+    answer = {"choices": [{"index": 0, "message": {"content": "a"}, "finish_reason": ""}]}
+    async with fake_upstream(sse(ROLE, unfinished, 0.05), reply(answer)) as upstream:
+        got, failure = await read(upstream)
+        assert got == [ROLE + unfinished]
+        assert failure.outcome is Outcome.UPSTREAM_ERROR
+        with pytest.raises(UpstreamFailure):
+            await fetch(upstream)
 
 
 async def test_content_and_failure_in_one_packet_fail_over_unseen() -> None:

@@ -33,6 +33,16 @@ async def test_an_endless_line_is_cut(capsys: pytest.CaptureFixture[str]) -> Non
     assert max(map(len, lines)) <= MAX_LINE_BYTES + len("edge | ")
 
 
+async def test_the_child_is_read_on_when_our_own_stderr_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(_text: str) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr.write", gone)
+    assert (await read(b"one\n", b"two\n")).last_line == "two"
+
+
 async def test_a_pipe_that_stays_open_is_not_awaited_forever() -> None:
     tail = StderrTail("edge", asyncio.StreamReader())
     await asyncio.wait_for(tail.finish(), 3)
