@@ -30,8 +30,8 @@ clean: ## remove .venv and caches of tools (not the models)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info build
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 	@echo 'Installing the router and both engines into $(VENV) (once; PyTorch is the large part) ...'

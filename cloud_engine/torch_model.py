@@ -103,8 +103,8 @@ def _context_window(config: Any, wanted: int | None) -> int:
     longest = getattr(text, "max_position_embeddings", None)
     if longest is None:
         if wanted is None:
-            raise ModelError("the model does not say how long its context is; set --context")
+            raise ModelError("the model does not say how long its context is; set a context")
         return wanted
     if wanted is not None and wanted > longest:
-        raise ModelError(f"--context {wanted} is more than the {longest} tokens of this model")
+        raise ModelError(f"a context of {wanted} tokens is more than the {longest} of this model")
     return int(wanted or longest)

@@ -7,6 +7,7 @@ import sys
 
 from edge_engine.build import ensure_build, find_build
 from edge_engine.open_model import open_model
+from engine_core import lifeline
 from engine_core.models import ModelStore
 from engine_core.process import add_serve_arguments, begin, run_command, run_engine
 from engine_core.sequential import SequentialEngine
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         default="int8",
         help="int8 to serve; fp32 to compare with (default: %(default)s)",
     )
+    build.add_argument("--lifeline", action="store_true", help="end when stdin reaches end-of-file")
     build.set_defaults(run=_build)
     args = parser.parse_args(arguments)
     return run_command(lambda: int(args.run(args)))
@@ -52,6 +54,8 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace) -> int:
+    if args.lifeline:
+        lifeline.start()
     store = ModelStore()
     build = ensure_build(store, store.pull(args.model), args.precision)
     sys.stdout.write(f"{build.folder}\n")

@@ -9,6 +9,10 @@ from edge_engine.rope import RopeScaling, rope_scaling
 KNOWN_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """`model_type` values with the Llama layout: RMSNorm, rotary attention, gated SiLU MLP."""
 
+_MOST_LAYERS = 1000
+"""Several times what any published model has; a damaged file may say any number."""
+_MOST_POSITIONS = 1 << 24
+"""The graph holds a row of rotary numbers for each; more would fill the memory of a build."""
 _MISTRAL_WINDOW = 4096
 """What transformers' MistralConfig assumes where config.json has no `sliding_window`."""
 
@@ -48,6 +52,13 @@ def llama_shape(config: Mapping[str, Any]) -> LlamaShape:
     Raises:
         UnknownArchitectureError: the emitter does not know this decoder.
     """
+    try:
+        return _shape(config)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UnknownArchitectureError(f"a config with an unusable value: {error}") from None
+
+
+def _shape(config: Mapping[str, Any]) -> LlamaShape:
     family = str(config.get("model_type", "nothing"))
     if family not in KNOWN_FAMILIES:
         raise UnknownArchitectureError(f"model_type {family}")
@@ -62,6 +73,11 @@ def llama_shape(config: Mapping[str, Any]) -> LlamaShape:
         vocab = int(config["vocab_size"])
     except (KeyError, TypeError, ValueError) as error:
         raise UnknownArchitectureError(f"a config without a usable {error}") from None
+    if not 0 < layers <= _MOST_LAYERS:
+        raise UnknownArchitectureError(f"{layers} layers")
+    max_position = int(config.get("max_position_embeddings", 2048))
+    if not 0 < max_position <= _MOST_POSITIONS:
+        raise UnknownArchitectureError(f"{max_position} positions")
     head_dim = int(config.get("head_dim") or hidden // heads)
     # GroupQueryAttention's rotary kernel works in vectors of 16.
     if head_dim % 16:
@@ -84,7 +100,7 @@ def llama_shape(config: Mapping[str, Any]) -> LlamaShape:
         head_dim=head_dim,
         intermediate=intermediate,
         vocab=vocab,
-        max_position=int(config.get("max_position_embeddings", 2048)),
+        max_position=max_position,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
         rope_scaling=scaling,

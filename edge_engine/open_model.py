@@ -27,7 +27,7 @@ def open_model(
     limit = build.manifest.max_position
     if context is not None and context > limit:
         raise ModelError(
-            f"--context {context} is more than {build.manifest.source} was made for; "
+            f"a context of {context} tokens is more than {build.manifest.source} was made for; "
             f"give at most {limit}."
         )
     room = context or min(limit, DEFAULT_CONTEXT)

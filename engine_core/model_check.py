@@ -55,7 +55,12 @@ def safetensors_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
-    names = set(read_json(index).get("weight_map", {}).values())
+    weight_map = read_json(index).get("weight_map", {})
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) for name in weight_map.values()
+    ):
+        raise ModelError(f"{index} is damaged: it names no files. Download or copy it again.")
+    names = set(weight_map.values())
     if any(Path(name).name != name for name in names):
         raise ModelError(f"{index} names files outside its folder.")
     return sorted(folder / name for name in names)
@@ -99,11 +104,7 @@ def _check_safetensors(path: Path) -> None:
                 raise _cut_off(path, size)
             header = json.loads(stream.read(length))
             end = max(
-                (
-                    info["data_offsets"][1]
-                    for name, info in header.items()
-                    if name != "__metadata__"
-                ),
+                (_tensor_end(info) for name, info in header.items() if name != "__metadata__"),
                 default=0,
             )
     except OSError as error:
@@ -112,6 +113,16 @@ def _check_safetensors(path: Path) -> None:
         raise ModelError(f"{path} is damaged: its header is no safetensors header.") from error
     if 8 + length + end != size:
         raise _cut_off(path, size)
+
+
+def _tensor_end(info: Any) -> int:
+    begin, end = info["data_offsets"]
+    numbers = [begin, end, *info["shape"]]
+    if not isinstance(info["dtype"], str) or not all(
+        isinstance(number, int) and number >= 0 for number in numbers
+    ):
+        raise TypeError("an entry of the header has a value of another type")
+    return int(end)
 
 
 def _cut_off(path: Path, size: int) -> ModelError:

@@ -31,7 +31,15 @@ from engine_core.downloads import plain_disk_errors, say
 from engine_core.errors import ModelError
 from engine_core.model_check import RECORD, check_folder, check_gguf, digest_of, read_json
 
-__all__ = ["BUILTIN", "ModelFiles", "ModelStore", "StoreEntry", "cache_root"]
+__all__ = [
+    "BUILTIN",
+    "ModelFiles",
+    "ModelStore",
+    "StoreEntry",
+    "cache_root",
+    "is_local",
+    "name_fault",
+]
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:@(?P<revision>{_PART}(?:/{_PART})*))?")
@@ -84,6 +92,35 @@ def cache_root() -> Path:
     return Path(given) if given else platformdirs.user_cache_path("tidegate")
 
 
+def is_local(name: str, folder: Path = Path()) -> bool:
+    """Return whether a model's name means a file or folder of the person's own.
+
+    Args:
+        name: Any of the four forms, or none of them.
+        folder: What a relative path is relative to.
+    """
+    if name.startswith("builtin:"):
+        return False
+    return (
+        name.startswith(_LOCAL_START)
+        or name.endswith(".gguf")
+        or (name != "" and (folder / name).is_dir())
+    )
+
+
+def name_fault(name: str) -> str | None:
+    """Return why a name that is not local names no model either, or None."""
+    if name == BUILTIN or _HUB_NAME.fullmatch(name):
+        return None
+    if name == BUILTIN_LABEL:
+        return f"the built-in model is called {BUILTIN}"
+    return (
+        f"{name!r} is not a model's name. It can be {BUILTIN}, a Hugging Face name such as "
+        "organisation/model or organisation/model@revision, a folder with config.json and "
+        "safetensors, or a .gguf file"
+    )
+
+
 class ModelStore:
     """Models and builds under one root folder, shared safely by several processes.
 
@@ -106,7 +143,7 @@ class ModelStore:
         if place.suffix == ".gguf":
             check_gguf(place)
             return ModelFiles(name, place.stem, place, "gguf", digest_of(place))
-        if self._is_local(name):
+        if is_local(name):
             check_folder(place)
             return ModelFiles(name, place.name, place, "safetensors", digest_of(place))
         return self._find_hub(name, place)
@@ -160,7 +197,7 @@ class ModelStore:
             doomed = self._builds_at(place)
             if name == BUILTIN:
                 doomed.append(place.parent)
-            elif not self._is_local(name):
+            elif not is_local(name):
                 doomed += [place, _partial(place)]
             doomed = [path for path in doomed if path.exists()]
             for path in doomed:
@@ -203,27 +240,13 @@ class ModelStore:
         """Return where the files of a name lie, or would lie."""
         if name == BUILTIN:
             return self.root / "models" / "builtin" / BUILTIN_LABEL / BUILTIN_FILE
-        if self._is_local(name):
+        if is_local(name):
             path = _expanded(name)
             # A link to a file keeps its own name: the hub's cache links model.gguf to blobs/2f91….
             return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
-        if _HUB_NAME.fullmatch(name):
-            return self.root / "models" / "hub" / name.replace("/", "--")
-        raise ModelError(
-            f"{name!r} is not a model's name. It can be {BUILTIN}, a Hugging Face name such as "
-            "organisation/model or organisation/model@revision, a folder with config.json and "
-            "safetensors, or a .gguf file."
-        )
-
-    @staticmethod
-    def _is_local(name: str) -> bool:
-        if name.startswith("builtin:"):
-            return False
-        return (
-            name.startswith(_LOCAL_START)
-            or name.endswith(".gguf")
-            or (name != "" and Path(name).is_dir())
-        )
+        if fault := name_fault(name):
+            raise ModelError(fault)
+        return self.root / "models" / "hub" / name.replace("/", "--")
 
     @staticmethod
     def _find_builtin(place: Path) -> ModelFiles:

@@ -17,9 +17,11 @@ from typing import Any, Never
 
 from aiohttp import web
 
-from engine_core import lifeline
+from engine_core import lifeline, standard_streams
 from engine_core.errors import ModelError, TidegateError
+from engine_core.http_log import http_log
 from engine_core.server import make_app
+from engine_core.stop_signals import stop_signals
 from engine_core.types import Engine
 
 if sys.platform == "win32":
@@ -51,7 +53,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=positive,
         metavar="TOKENS",
-        help="longest sequence, prompt and answer together (default: what the model was made for)",
+        help="longest sequence, prompt and answer together (default: the engine's choice)",
     )
     parser.add_argument("--threads", type=positive, help="CPU threads (default: physical cores)")
     parser.add_argument(
@@ -80,6 +82,7 @@ def run_command(command: Callable[[], int]) -> int:
     SIGTERM and SIGINT run the clean-up of a half-done download or build. What the user has to
     change is told as by `fail`.
     """
+    standard_streams.open_missing()
     # As an exception; by default it would end the process where it stands.
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -107,7 +110,7 @@ def fail(error: Exception) -> int:
 
 
 def run_engine(engine: Engine, args: argparse.Namespace) -> int:
-    """Start the engine, serve it until SIGTERM or SIGINT, and return the exit code.
+    """Start the engine, serve it until one of `stop_signals`, and return the exit code.
 
     The socket accepts connections only once the model can answer.
 
@@ -140,7 +143,7 @@ async def _serve(engine: Engine, args: argparse.Namespace) -> bool:
     """Serve until a signal; return whether the engine closed in time."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     # Bound before the load, so that a wrong address is told in a moment; it listens after it.
     listener = _bind(args)
@@ -175,6 +178,7 @@ async def _listen(engine: Engine, listener: socket.socket) -> web.AppRunner:
         make_app(engine),
         handler_cancellation=True,  # a client that hangs up cancels its generation
         access_log=None,
+        logger=http_log("tidegate.engine.http"),
         auto_decompress=False,  # a compressed body is refused, so it cannot be a bomb
         shutdown_timeout=1.0,
         keepalive_timeout=75.0,

@@ -186,7 +186,10 @@ def _eos_ids(core: tokenizers.Tokenizer, folder: Path, eos_token: str | None) ->
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = _json(folder / name).get("eos_token_id")
-        found.update(value if isinstance(value, list) else [] if value is None else [value])
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(id_, int) for id_ in ids):
+            raise ModelError(f"{folder / name} is damaged: its eos_token_id is no token id.")
+        found.update(ids)
     if eos_token and (id_ := core.token_to_id(eos_token)) is not None:
         found.add(id_)
     return found
@@ -200,7 +203,10 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{folder / 'chat_template.jinja'} cannot be read: {error}") from error
     if isinstance(source, list):  # several named templates; the others are for tools and RAG
-        source = next((each["template"] for each in source if each.get("name") == "default"), None)
+        named = (each for each in source if isinstance(each, dict))
+        source = next(
+            (each.get("template") for each in named if each.get("name") == "default"), None
+        )
     return source if isinstance(source, str) else None
 
 

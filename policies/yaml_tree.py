@@ -4,6 +4,7 @@ PyYAML scans and parses; nothing is constructed, so no tag can run code. Of YAML
 nothing is taken: anchors, aliases, merge keys, tags, directives and second documents are problems.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from policies.errors import Problem
 
+_UNUSABLE = re.compile(r"[\x00\ud800-\udfff]")
 MAX_DEPTH = 32
 """Deeper than any file of ours; bounds the recursion over a hostile one."""
 
@@ -69,16 +71,37 @@ def parse(text: str, source: str, problems: list[Problem]) -> Node:
 
     Appends what is wrong to `problems` and goes on where it can.
     """
-    composer = _Composer(yaml.parse(text, Loader=yaml.SafeLoader), source, problems)
     try:
-        return composer.document()
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        return _forbidden_character(error, text, source, problems)
+    try:
+        return _Composer(_events(loader), source, problems).document()
     except yaml.MarkedYAMLError as error:
         problems.append(_syntax_problem(error, text, source))
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        line = before.count("\n") + 1
-        column = error.position - before.rfind("\n")
-        problems.append(Problem(source, line, column, "a control character that YAML forbids"))
+        return _forbidden_character(error, text, source, problems)
+    except (ValueError, OverflowError):
+        # PyYAML hands the number of an escape such as "\U7FFFFFFF" to chr() unchecked.
+        message = "an escape that stands for no character"
+        problems.append(Problem(source, loader.line + 1, loader.column + 1, message))
+    finally:
+        loader.dispose()
+    return Broken(1, 1)
+
+
+def _events(loader: yaml.SafeLoader) -> Iterator[Any]:
+    while loader.check_event():
+        yield loader.get_event()  # type: ignore[no-untyped-call]
+
+
+def _forbidden_character(
+    error: yaml.reader.ReaderError, text: str, source: str, problems: list[Problem]
+) -> Broken:
+    before = text[: error.position]
+    line = before.count("\n") + 1
+    column = error.position - before.rfind("\n")
+    problems.append(Problem(source, line, column, "a control character that YAML forbids"))
     return Broken(1, 1)
 
 
@@ -124,6 +147,9 @@ class _Composer:
         if event.anchor is not None:
             self._report(event, f"anchor &{event.anchor} is not accepted; remove it")
         if isinstance(event, yaml.ScalarEvent):
+            # Neither a path nor a command can hold it.
+            if _UNUSABLE.search(event.value):
+                return self._report(event, "an escape for NUL or for half a character")
             node: Node = Scalar(line, column, event.value, event.style is None)
         elif isinstance(event, yaml.SequenceStartEvent):
             items = []

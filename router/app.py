@@ -6,7 +6,6 @@ import errno
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from aiohttp import web
 
 from engine_core.errors import TidegateError
+from engine_core.stop_signals import stop_signals
 from policies.policy import Policy
 from router.api.door import Door
 from router.config import Config, TargetConfig, read_key
@@ -40,7 +40,7 @@ BACKLOG = 1024
 
 
 def run(config: Config, policy: Policy) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends it at once.
+    """Serve until SIGTERM, SIGINT or SIGHUP, then drain; a second signal ends it at once.
 
     Raises:
         TidegateError: a key cannot be read or the address not be used.
@@ -71,7 +71,7 @@ class Daemon:
     async def serve(self) -> None:
         """Run from the first socket to the last engine's end."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, self.stop)
         async with contextlib.AsyncExitStack() as stack:
             folder = stack.enter_context(socket_folder())
@@ -112,7 +112,7 @@ class Daemon:
                 client = UpstreamClient(config.url, key=self._keys.get(name))
                 condition = Condition(
                     state="ready",
-                    reason="an upstream, asked only when a request goes to it",
+                    reason="a remote server, not probed",
                     model=config.model,
                     context_window=config.context,
                 )
@@ -130,6 +130,7 @@ class Daemon:
     ) -> ChildEngine:
         return ChildEngine(
             name=name,
+            model=config.model,
             command=serve_command(config, socket),
             socket=socket,
             environment=environment,
@@ -167,9 +168,9 @@ class Daemon:
         lines = [f"Tidegate answers at {url}/v1"]
         for target in targets.values():
             condition = target.condition
-            words = condition.state if condition.state == "ready" else condition.reason
-            lines.append(f"  {target.name} ({target.tier}, {condition.model}): {words}")
-        lines += ["Try it:", f"  {example(url)}"]
+            lines.append(f"  {target.name} ({target.tier}, {condition.model}): {condition.reason}")
+        if any(target.condition.state == "ready" for target in targets.values()):
+            lines += ["Try it:", f"  {example(url)}"]
         sys.stderr.write("\n" + "\n".join(lines) + "\n\n")
         sys.stderr.flush()
 
@@ -179,12 +180,12 @@ class Daemon:
         await site.stop()
         if door.in_flight:
             seconds = self._config.drain_seconds
-            log.info("draining %d requests for up to %g s", len(door.in_flight), seconds)
+            log.info("draining for up to %g s, requests: %d", seconds, len(door.in_flight))
             idle = asyncio.create_task(door.in_flight.wait_idle())
             hurry = asyncio.create_task(self._hurry.wait())
             await asyncio.wait({idle, hurry}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if door.in_flight:
-                log.warning("cutting %d requests", len(door.in_flight))
+                log.warning("cutting requests: %d", len(door.in_flight))
                 door.in_flight.cut()
                 await asyncio.wait({idle}, timeout=CUT_SECONDS)
             idle.cancel()

@@ -1,11 +1,14 @@
 """The `tidegate` command."""
 
+import errno
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from engine_core import standard_streams
 from engine_core.errors import TidegateError
 from router.cli_ask import ask
 from router.cli_models import models
@@ -14,12 +17,26 @@ from router.cli_policy import check, explain
 
 CONFIGURATION_ERROR = 2
 """Exit code when a person must change something before the daemon can run."""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Commands that say in one line that their output has no room; click sees to a closed pipe."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            raise click.ClickException(f"cannot write: {error.strerror}") from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tidegate")
 def main() -> None:
     """Answer easy requests on this machine and send hard ones to a GPU."""
+    standard_streams.open_missing()
 
 
 @main.command()

@@ -4,6 +4,7 @@ import http.client
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,24 +71,32 @@ def _converse(url: str, body: dict[str, Any]) -> None:
     connection = _connect(url)
     path = urlsplit(url).path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
     try:
-        connection.request(
-            "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        response = connection.getresponse()
-        if response.status != 200:
-            raise TidegateError(_error_text(response.read(), response.status))
+        with _plain_connection_errors(url):
+            connection.request(
+                "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            response = connection.getresponse()
+            if response.status != 200:
+                raise TidegateError(_error_text(response.read(), response.status))
         click.echo(_who(response), err=True)
-        for piece in _texts(response):
+        for piece in _texts(response, url):
             click.echo(piece, nl=False)
         click.echo()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _plain_connection_errors(url: str) -> Iterator[None]:
+    """Explain what fails between here and the daemon. Nothing is written to the terminal inside."""
+    try:
+        yield
     except ConnectionRefusedError:
         raise TidegateError(
             f"no daemon answers at {url}; start one with `tidegate serve`"
         ) from None
     except (OSError, http.client.HTTPException) as error:
         raise TidegateError(f"the connection to {url} broke: {error}") from None
-    finally:
-        connection.close()
 
 
 def _configured_url(path: Path | None) -> str:
@@ -106,7 +115,10 @@ def _connect(url: str) -> http.client.HTTPConnection:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise wrong
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname, port, timeout=SILENCE_SECONDS)
+    try:
+        return kind(parts.hostname, port, timeout=SILENCE_SECONDS)
+    except http.client.InvalidURL:
+        raise wrong from None
 
 
 def _who(response: http.client.HTTPResponse) -> str:
@@ -118,14 +130,14 @@ def _who(response: http.client.HTTPResponse) -> str:
     return line if said["failover"] == "?" else f"{line}, after {said['failover']}"
 
 
-def _texts(response: http.client.HTTPResponse) -> Iterator[str]:
+def _texts(response: http.client.HTTPResponse, url: str) -> Iterator[str]:
     """Yield the answer's text as it comes.
 
     Raises:
         TidegateError: the answer broke off.
     """
     framer = SseFramer()
-    while chunk := response.read1(65536):
+    while chunk := _read(response, url):
         for event in framer.feed(chunk):
             if event.data is None:
                 continue
@@ -138,6 +150,11 @@ def _texts(response: http.client.HTTPResponse) -> Iterator[str]:
             for choice in document.get("choices") or ():
                 yield (choice.get("delta") or {}).get("content") or ""
     raise TidegateError("the answer broke off: the daemon closed the stream")
+
+
+def _read(response: http.client.HTTPResponse, url: str) -> bytes:
+    with _plain_connection_errors(url):
+        return response.read1(65536)
 
 
 def _error_text(body: bytes, status: int) -> str:

@@ -1,6 +1,5 @@
 """`tidegate models`: fetch, list, build and remove models ahead of time."""
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ import click
 
 from engine_core.errors import TidegateError
 from engine_core.models import BUILTIN, ModelStore
-from router.engines import build_command
+from router.engines import run_build
 
 _name = click.argument("name", default=BUILTIN)
 
@@ -71,10 +70,10 @@ def list_() -> None:
 )
 def build(name: str, precision: str) -> None:
     """Build NAME for the edge engine, so that its first start is quick."""
-    done = subprocess.run(build_command(name, precision), check=False)
-    if done.returncode:
+    code = run_build(name, precision)
+    if code:
         # The builder has said on stderr what is wrong.
-        raise click.exceptions.Exit(done.returncode if done.returncode > 0 else 1)
+        raise click.exceptions.Exit(code if code > 0 else 1)
 
 
 @models.command()

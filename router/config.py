@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from engine_core.errors import TidegateError
-from engine_core.models import BUILTIN
+from engine_core.models import BUILTIN, is_local
+from engine_core.models import name_fault as model_fault
 from policies.policy import TIERS, Policy, load_policy, name_fault
 from policies.yaml_nodes import Checks, Spot, load
 from router.addresses import is_loopback, url_fault
@@ -136,12 +137,7 @@ def load_config(path: Path | None) -> Config:
     }
     hints = dict.fromkeys(("key", "api_key", "apikey", "token", "secret", "password"), _KEY_HINT)
     config = load(_read(path), Config, str(path), checks=checks, unknown_hints=hints)
-    targets = {
-        name: msgspec.structs.replace(target, key_file=str(folder / target.key_file))
-        if target.key_file
-        else target
-        for name, target in config.targets.items()
-    }
+    targets = {name: _with_full_paths(target, folder) for name, target in config.targets.items()}
     policy = str(folder / config.policy) if config.policy else ""
     return msgspec.structs.replace(config, policy=policy, targets=targets)
 
@@ -221,9 +217,36 @@ def _check_target(target: TargetConfig, spot: Spot, folder: Path) -> None:
     if target.engine and target.engine != "cloud":
         for key in filter(spot.has, _CLOUD_ENGINE_ONLY):
             spot.problem(f"'{key}' is only for engine: cloud", key)
+    if target.engine in ("edge", "cloud"):
+        _check_model(target, spot, folder)
     if target.url and (fault := url_fault(target.url, insecure=target.insecure)):
         spot.problem(fault, "url")
     _check_key(target, spot, folder)
+
+
+def _check_model(target: TargetConfig, spot: Spot, folder: Path) -> None:
+    """Check what can be known of a child engine's model without a network."""
+    if is_local(target.model, folder):
+        if not _local_model(target.model, folder).exists():
+            spot.problem("there is no such file or folder", "model")
+    elif fault := model_fault(target.model):
+        spot.problem(fault, "model")
+
+
+def _local_model(name: str, folder: Path) -> Path:
+    try:
+        return folder / Path(name).expanduser()
+    except RuntimeError:  # no such user, or one without a home
+        return folder / name
+
+
+def _with_full_paths(target: TargetConfig, folder: Path) -> TargetConfig:
+    if target.key_file:
+        target = msgspec.structs.replace(target, key_file=str(folder / target.key_file))
+    if target.engine in ("edge", "cloud") and is_local(target.model, folder):
+        path = str(_local_model(target.model, folder))
+        target = msgspec.structs.replace(target, model=path)
+    return target
 
 
 def _check_key(target: TargetConfig, spot: Spot, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Child engines as the configuration describes them: their command and their environment."""
 
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,8 +28,23 @@ def serve_command(target: TargetConfig, socket: Path) -> list[str]:
 
 def build_command(model: str, precision: str = "int8") -> list[str]:
     """Return the command that builds the edge engine's graph of a model, with a progress bar."""
-    command = [sys.executable, "-m", _MODULES["edge"], "build"]
+    command = [sys.executable, "-m", _MODULES["edge"], "build", "--lifeline"]
     return [*command, "--model", model, "--precision", precision]
+
+
+def run_build(model: str, precision: str = "int8", *, stdout: int | None = None) -> int:
+    """Run that command; return its exit code. What is wrong is on stderr.
+
+    Args:
+        model: Its name.
+        precision: `int8` or `fp32`.
+        stdout: Where the built folder's path is printed, as `subprocess` takes it.
+    """
+    # The pipe is the builder's lifeline: it ends with us, however we end.
+    with subprocess.Popen(
+        build_command(model, precision), stdin=subprocess.PIPE, stdout=stdout
+    ) as process:
+        return process.wait()
 
 
 def engine_environment(

@@ -9,7 +9,7 @@ from engine_core.downloads import say
 from engine_core.errors import ModelError
 from engine_core.models import ModelStore
 from router.config import Config
-from router.engines import build_command
+from router.engines import run_build
 
 
 def prepare_models(config: Config) -> None:
@@ -22,7 +22,7 @@ def prepare_models(config: Config) -> None:
     cloud = [target.model for target in config.targets.values() if target.engine == "cloud"]
     for name in dict.fromkeys(edge):
         # It fetches too, and says on stderr what is wrong. The folder that it prints is for scripts.
-        subprocess.run(build_command(name), stdout=subprocess.DEVNULL, check=False)
+        run_build(name, stdout=subprocess.DEVNULL)
     store = ModelStore()
     for name in dict.fromkeys(cloud):
         if name not in edge:

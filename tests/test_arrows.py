@@ -26,6 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "router.targets",
         "router.observe",
         "engine_core.errors",
+        "engine_core.http_log",
         "engine_core.openai",
     ),
     "router": ("router", "policies", "engine_core"),

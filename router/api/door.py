@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from engine_core.errors import ApiError, InvalidRequestError, OverloadedError
+from engine_core.http_log import http_log
 from router.api.call import CHAT, COMPLETIONS, Call, Route
 from router.api.errors import (
     OUR_FAULT,
@@ -18,7 +19,6 @@ from router.api.errors import (
     failure_error,
     hide_banner,
     log,
-    server_log,
 )
 from router.api.exchange import Exchange
 from router.api.in_flight import InFlight
@@ -77,7 +77,7 @@ class Door:
             auto_decompress=False,
             keepalive_timeout=KEEPALIVE_SECONDS,
             shutdown_timeout=shutdown_seconds,
-            logger=server_log,
+            logger=http_log("tidegate.http"),
         )
 
     def _make_app(self) -> web.Application:

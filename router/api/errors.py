@@ -8,14 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from engine_core.errors import ApiError, InvalidRequestError
 from router.guard.outcomes import UpstreamFailure
 
 log = logging.getLogger("tidegate.api")
-server_log = logging.getLogger("tidegate.http")
-"""For aiohttp's HTTP server."""
 
 OUR_FAULT = "Tidegate failed; its log says why."
 
@@ -83,17 +80,6 @@ def _http_error(request: web.Request, error: web.HTTPException) -> ApiError:
             f"This path does not take {request.method}.", status=405, code="method_not_allowed"
         )
     return ApiError(error.reason, status=error.status, type="invalid_request_error")
-
-
-def _hide_bytes(record: logging.LogRecord) -> bool:
-    """Drop the bytes of a malformed request, among which may be a key (a filter of `server_log`)."""
-    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
-        record.exc_info = None
-        record.msg += ": malformed HTTP"
-    return True
-
-
-server_log.addFilter(_hide_bytes)
 
 
 async def hide_banner(_request: web.Request, response: web.StreamResponse) -> None:

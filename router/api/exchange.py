@@ -5,6 +5,7 @@ client; after it the target never changes.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 
@@ -17,6 +18,8 @@ from router.guard.outcomes import Outcome, UpstreamFailure
 from router.observe.record import RequestRecord
 from router.targets.off_loop import sized
 from router.targets.target import Target
+
+log = logging.getLogger("tidegate.request")
 
 
 class Exchange:
@@ -89,6 +92,7 @@ class Exchange:
                 return await self._fetch(target)
             except UpstreamFailure as failure:
                 failures.append((target, failure))
+                self._log_failure(failure)
                 if not failure.may_fail_over:
                     break
         if not failures:
@@ -155,6 +159,17 @@ class Exchange:
         if failures:
             given_up, failure = failures[-1]
             self._record.failovers.append((given_up.name, failure.outcome))
+
+    def _log_failure(self, failure: UpstreamFailure) -> None:
+        """Tell the operator what went wrong, which a failover hides from the client."""
+        # A refusal's sentence is the upstream's and may repeat the request.
+        if failure.outcome is not Outcome.INVALID:
+            log.warning(
+                "decision=%s target=%s failed: %s",
+                self._record.decision,
+                self._record.target,
+                failure.message,
+            )
 
     def _blame(self, target: Target) -> None:
         self._record.target, self._record.tier = target.name, target.tier

@@ -31,6 +31,11 @@ _DENSE = 1.5  # bytes of UTF-8 per character
 _TOKEN = re.compile(r"c\+\+|c#|[a-zà-öø-ɏ]+|[0-9]+(?:[.,][0-9]+)*|[㐀-鿿]|[^\W_]")
 _FULL_WIDTH = {0xFF01 + i: 0x21 + i for i in range(94)} | {0x3000: 0x20}
 """Full-width forms of ASCII, as Chinese input methods write them."""
+_INVISIBLE = dict.fromkeys(
+    (0xAD, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A))
+)
+"""Soft hyphens, zero-width and direction marks, which come along with copied text."""
+_AS_SEEN: dict[int, int | None] = {**_FULL_WIDTH, **_INVISIBLE}
 _ITEM = re.compile(r"(?:^|\s)[(]?(?:[0-9]{1,2}|[a-h])[.)、]\s")
 
 
@@ -137,7 +142,7 @@ def _excerpt(text: str) -> str:
     text = _ends(text, HEAD_CHARS, TAIL_CHARS)
     if len(text.encode("utf-8", "surrogatepass")) > _DENSE * len(text):
         text = _ends(text, DENSE_HEAD_CHARS, DENSE_TAIL_CHARS)
-    return (text if text.isascii() else text.translate(_FULL_WIDTH)).lower()
+    return (text if text.isascii() else text.translate(_AS_SEEN)).lower()
 
 
 def _ends(text: str, head: int, tail: int) -> str:

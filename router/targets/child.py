@@ -60,6 +60,7 @@ class ChildEngine:
 
     Args:
         name: The target's name.
+        model: What it is configured to serve; the engine says how it calls it.
         command: Program and arguments; must serve on `socket` and honour a closed stdin.
         socket: UNIX socket on which the engine answers.
         environment: The child's whole environment.
@@ -72,6 +73,7 @@ class ChildEngine:
         self,
         *,
         name: str,
+        model: str,
         command: Sequence[str],
         socket: Path,
         environment: Mapping[str, str],
@@ -82,7 +84,7 @@ class ChildEngine:
         # Until its first health check an engine is taken to do nothing but text: a request for more
         # is refused for good, and not told to come back for an answer that never changes.
         self.condition = Condition(
-            state="starting", reason="starting", model=name, capabilities=frozenset()
+            state="starting", reason="starting", model=model, capabilities=frozenset()
         )
         self.settled = asyncio.Event()
         """Set once the first start has succeeded or failed."""

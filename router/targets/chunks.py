@@ -40,8 +40,12 @@ class _Choice(msgspec.Struct):
     index: int = 0
     delta: _Delta | None = None
     text: str | None = None
-    message: Any = None
+    message: dict[str, Any] | None = None
     finish_reason: str | None = None
+
+    def is_whole(self) -> bool:
+        """Whether it is an answer that is not streamed, from its text to its end."""
+        return bool(self.finish_reason) and (self.message is not None or self.text is not None)
 
 
 class _Error(msgspec.Struct):
@@ -61,6 +65,8 @@ class _ErrorBody(msgspec.Struct):
 
 _chunk_decoder = msgspec.json.Decoder(_Chunk)
 _error_decoder = msgspec.json.Decoder(_ErrorBody)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a foreign document may raise; the last for one that is nested without end."""
 
 
 class StreamProgress:
@@ -105,7 +111,7 @@ class StreamProgress:
             return
         try:
             chunk = _chunk_decoder.decode(event.data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNREADABLE:
             if event.event == b"error":
                 raise error_failure(500, event.data, None, self._secrets) from None
             raise UpstreamFailure(
@@ -125,17 +131,18 @@ def check_answer(body: bytes, choices: int, secrets: Sequence[str] = ()) -> None
     """Check the body of a non-streamed answer with status 200.
 
     Raises:
-        UpstreamFailure: not JSON, an error in spite of its status, or choices without an end.
+        UpstreamFailure: not JSON, an error in spite of its status, or choices without a text or an
+            end.
     """
     try:
         answer = _chunk_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         raise UpstreamFailure(
             Outcome.UPSTREAM_ERROR, "The target's answer is not an OpenAI completion."
         ) from None
     if answer.error is not None:
         raise error_failure(500, body, None, secrets)
-    finished = {c.index for c in answer.choices or () if c.finish_reason}
+    finished = {c.index for c in answer.choices or () if c.is_whole()}
     if len(finished) < choices:
         raise UpstreamFailure(Outcome.UPSTREAM_ERROR, "The target's answer is incomplete.")
 
@@ -206,7 +213,7 @@ def _seconds(retry_after: str | None) -> int | None:
 def _read_error(body: bytes) -> _Error:
     try:
         error = _error_decoder.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return _Error()
     return _Error(message=error) if isinstance(error, str) else error or _Error()
 

@@ -114,6 +114,10 @@ class UpstreamClient:
                 held += piece
                 if failure is not None and not sent:
                     raise failure  # even if content came with it: the client has seen nothing
+                if progress.done:
+                    # Before the last piece is out: a client that has it hangs up, and waiting
+                    # after that would make a whole answer look like a broken one.
+                    await _drain_tail(response)
                 if progress.committed and held:
                     yield held
                     held = b""
@@ -125,7 +129,6 @@ class UpstreamClient:
                 if failure is not None:
                     raise failure
                 if progress.done:
-                    await _drain_tail(response)
                     return
             if not progress.complete:
                 raise UpstreamFailure(

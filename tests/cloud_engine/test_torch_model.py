@@ -75,7 +75,7 @@ def test_context_is_the_models_own_or_a_smaller_one(tmp_path: Path) -> None:
     tiny = save_tiny_model(tmp_path / "gpt2", "gpt2", **GPT2)
     assert stepper(tiny.torch_model).context_window == 128
     assert stepper(tiny.torch_model, 64).context_window == 64
-    with pytest.raises(ModelError, match="--context 129 is more than the 128 tokens"):
+    with pytest.raises(ModelError, match="a context of 129 tokens is more than the 128"):
         stepper(tiny.torch_model, 129)
 
 

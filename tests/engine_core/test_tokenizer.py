@@ -355,6 +355,11 @@ def test_each_pre_tokenizer_splits_as_its_model_does(
             },
             "eos token is outside",
         ),
+        ({"tokenizer.ggml.model": 2}, "model is not a text"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": "a b"}, "merges is not texts"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.token_type": [0.5]}, "whole numbers"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.bos_token_id": "a"}, "a whole number"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": 1}, "template is not a text"),
     ],
 )
 def test_a_vocabulary_that_cannot_be_read_is_refused_with_the_reason(
@@ -393,6 +398,20 @@ def write_folder(folder: Path, *, post: bool = False, **files: dict[str, Any] | 
         else:
             (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+@pytest.mark.parametrize("end", ["x", {"a": 1}, [5, "x"], 1.5])
+def test_an_end_token_that_is_no_id_is_damage(tmp_path: Path, end: object) -> None:
+    folder = write_folder(tmp_path, generation_config={"eos_token_id": end})
+    with pytest.raises(ModelError, match="eos_token_id is no token id"):
+        Tokenizer.load(as_files(folder))
+
+
+@pytest.mark.parametrize("template", [3, [3], [{"name": "default"}], [{}]])
+def test_a_chat_template_that_is_none_is_none(tmp_path: Path, template: object) -> None:
+    folder = write_folder(tmp_path, tokenizer_config={"chat_template": template})
+    with pytest.raises(InvalidRequestError, match="/v1/completions"):
+        Tokenizer.load(as_files(folder)).encode_chat([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,21 @@ def test_all_problems_come_at_once_in_the_order_of_the_lines() -> None:
     assert places == ["f.yaml:1:1", "f.yaml:2:8", "f.yaml:3:7", "f.yaml:5:3", "f.yaml:7:15"]
 
 
+@pytest.mark.parametrize(
+    ("escape", "words"),
+    [
+        ("\\0", "NUL or for half a character"),
+        ("\\ud800", "NUL or for half a character"),
+        ("\\U00110000", "stands for no character"),
+        ("\\UFFFFFFFF", "stands for no character"),
+    ],
+)
+def test_an_escape_for_what_no_path_or_command_can_hold_is_placed(escape: str, words: str) -> None:
+    (problem,) = problems(f'count: 1\ntext: "a{escape}"\n')
+    assert problem.startswith("f.yaml:2:")
+    assert words in problem
+
+
 def test_a_control_character_is_placed() -> None:
     assert problems("text: a\ncount: \x00\n") == [
         "f.yaml:2:8: a control character that YAML forbids"
@@ -161,11 +176,13 @@ def test_any_text_gives_a_value_or_placed_problems(text: str) -> None:
 @given(
     st.builds(
         Outer,
-        text=st.text(max_size=20),
+        text=st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20),
         count=st.integers(1, 10**9),
         ratio=st.floats(allow_nan=False, allow_infinity=False),
         kind=st.sampled_from(["a", "b"]),
-        words=st.lists(st.text(max_size=10), max_size=3).map(tuple),
+        words=st.lists(
+            st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=10), max_size=3
+        ).map(tuple),
     )
 )
 def test_json_is_read_as_json_reads_it(value: Outer) -> None:

@@ -72,22 +72,28 @@ def test_a_killed_engine_is_replaced_and_counted_while_requests_go_on(tmp_path: 
         assert run.metric('tidegate_engine_up{target="edge"}') == 1
 
 
-def test_a_killed_daemon_leaves_no_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_killed_daemon_leaves_no_engine(tmp_path: Path, stopped: bool) -> None:
     with daemon(tmp_path, FAKES) as run:
         run.wait_ready()
         engines = run.engines()
+        if stopped:
+            engines[0].suspend()
         run.process.kill()
         _, alive = psutil.wait_procs(engines, timeout=5)
         assert alive == []
 
 
-async def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_stop_signal_lets_a_running_stream_finish(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     slow = sse(ROLE, HELLO, 1.0, chunk({"content": "!"}), STOP, DONE)
     async with fake_upstream(slow) as upstream:
         with daemon(tmp_path, upstream_target(upstream.url)) as run:
             answer = asyncio.create_task(ask(run.url, stream=True))
             await wait_requests(run, 1)
-            run.process.send_signal(signal.SIGTERM)
+            run.process.send_signal(number)
             await asyncio.sleep(0.3)
             with pytest.raises(aiohttp.ClientConnectorError):
                 await ask(run.url)

@@ -44,6 +44,31 @@ async def test_the_answer_goes_to_stdout_and_the_decision_to_stderr() -> None:
     assert body["temperature"] == 0
 
 
+@pytest.mark.parametrize(("target", "words"), [("| true", ""), ("> /dev/full", "No space left")])
+async def test_an_output_that_takes_nothing_is_not_blamed_on_the_daemon(
+    target: str, words: str
+) -> None:
+    long = sse(ROLE, *[HELLO] * 3, 0.3, *[HELLO] * 3, STOP, DONE)
+    async with fake_upstream(long) as edge, open_door(edge=edge) as door:
+        line = f'"$0" -m router.cli ask "{EASY}" --url {door.url} {target}'
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", line, sys.executable, stderr=subprocess.PIPE
+        )
+        assert process.stderr is not None
+        said = (await process.stderr.read()).decode()
+        await process.wait()
+    assert "connection" not in said
+    assert "Traceback" not in said
+    assert words in said
+
+
+async def test_a_url_that_is_none_is_told_so() -> None:
+    for url in ("foo", "ftp://a", "http://a b/", "http://a:99999"):
+        done = await run("ask", EASY, "--url", url)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert "is no URL of a daemon" in done.stderr
+
+
 async def test_chunks_without_text_are_passed_over() -> None:
     odd = [event({"usage": {}, "error": None}), event({"choices": [{"index": 0, "delta": None}]})]
     async with (

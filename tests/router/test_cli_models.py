@@ -1,14 +1,12 @@
 """`tidegate models` as a person types it."""
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from engine_core.models import BUILTIN, ModelFiles
+from router import cli_models
 from router.cli_models import models
 
 
@@ -66,16 +64,15 @@ def test_rm_wants_a_name() -> None:
 def test_build_runs_the_edge_builder_and_passes_its_exit_code_on(
     monkeypatch: pytest.MonkeyPatch, code: int, expected: int
 ) -> None:
-    commands: list[list[str]] = []
+    builds: list[tuple[str, str]] = []
 
-    def fake_run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, code)
+    def fake_build(model: str, precision: str) -> int:
+        builds.append((model, precision))
+        return code
 
-    monkeypatch.setattr(subprocess, "run", fake_run)
+    monkeypatch.setattr(cli_models, "run_build", fake_build)
 
     result = run("build", "org/model", "--precision", "fp32")
 
     assert result.exit_code == expected
-    arguments = ["build", "--model", "org/model", "--precision", "fp32"]
-    assert commands == [[sys.executable, "-m", "edge_engine", *arguments]]
+    assert builds == [("org/model", "fp32")]

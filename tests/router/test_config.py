@@ -129,6 +129,22 @@ def test_a_missing_policy_says_what_to_do(folder: Path) -> None:
         read_policy(config)
 
 
+def test_a_models_path_is_relative_to_the_file_and_a_hub_name_is_no_path(folder: Path) -> None:
+    (folder / "models" / "tiny").mkdir(parents=True)
+    (folder / "big.gguf").touch()
+    names = {"a": "models/tiny", "b": "./big.gguf", "c": "org/name@main", "d": str(folder)}
+    text = "targets:\n" + "".join(
+        f"  {key}: {{tier: edge, engine: edge, model: '{name}'}}\n" for key, name in names.items()
+    )
+    targets = load_config(write(folder / "c.yaml", text)).targets
+    assert [Path(targets[key].model) for key in "abd"] == [
+        folder / "models" / "tiny",
+        folder / "big.gguf",
+        folder,
+    ]
+    assert targets["c"].model == "org/name@main"
+
+
 @pytest.mark.parametrize("host", ["localhost", "::1", "127.0.0.2"])
 def test_every_loopback_address_may_be_listened_on(folder: Path, host: str) -> None:
     config = load_config(write(folder / "c.yaml", f"listen: {{host: '{host}', port: 0}}\n"))
@@ -177,6 +193,6 @@ def test_what_cannot_be_a_key_is_refused_without_repeating_it(folder: Path, valu
 
 def test_the_targets_keep_the_order_of_the_file(folder: Path) -> None:
     text = "targets:\n" + "".join(
-        f"  {name}: {{tier: edge, engine: edge, model: m}}\n" for name in ("z", "a", "m")
+        f"  {name}: {{tier: edge, engine: edge, model: a/m}}\n" for name in ("z", "a", "m")
     )
     assert list(load_config(write(folder / "c.yaml", text)).tiers()) == ["z", "a", "m"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from router import engines
 from router.config import TargetConfig
 from router.engines import build_command, engine_environment, serve_command
 
@@ -33,9 +34,18 @@ def test_an_upstream_has_no_command() -> None:
 
 
 def test_the_graph_is_built_by_the_edge_engines_own_process() -> None:
-    command = ["-m", "edge_engine", "build", "--model", "m", "--precision"]
+    command = ["-m", "edge_engine", "build", "--lifeline", "--model", "m", "--precision"]
     assert build_command("m")[1:] == [*command, "int8"]
     assert build_command("m", "fp32")[1:] == [*command, "fp32"]
+
+
+def test_a_builder_is_held_by_a_lifeline_and_its_exit_code_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It ends with 7 when its stdin ends; were it closed or inherited, that would be at once or never.
+    code = "import select, sys; sys.exit(7 if not select.select([0], [], [], 0.2)[0] else 1)"
+    monkeypatch.setattr(engines, "build_command", lambda *_: [sys.executable, "-c", code])
+    assert engines.run_build("m") == 7
 
 
 def test_keys_of_upstreams_are_kept_from_engines() -> None:

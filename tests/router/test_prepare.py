@@ -1,6 +1,5 @@
 """What a start needs is fetched and built while a person watches."""
 
-import subprocess
 from typing import Any
 
 import pytest
@@ -34,11 +33,11 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the models that the builder was asked for."""
     models: list[str] = []
 
-    def fake_run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        models.append(command[command.index("--model") + 1])
-        return subprocess.CompletedProcess(command, 2 if models[-1] == "broken" else 0)
+    def fake_build(model: str, **_: Any) -> int:
+        models.append(model)
+        return 2 if model == "broken" else 0
 
-    monkeypatch.setattr(prepare.subprocess, "run", fake_run)
+    monkeypatch.setattr(prepare, "run_build", fake_build)
     return models
 
 

@@ -221,6 +221,24 @@ async def test_a_client_that_hangs_up_cancels_the_upstream(answer: Answer, strea
         assert door.metric("tidegate_in_flight") == 0
 
 
+async def test_a_client_that_leaves_at_done_has_its_whole_answer_and_counts_as_ok() -> None:
+    """OpenAI's clients close a stream as soon as they have read `[DONE]`."""
+    # The upstream ends its stream a little after the event, as servers do.
+    async with (
+        fake_upstream(sse(ROLE, HELLO, STOP, DONE, 0.02)) as edge,
+        open_door(edge=edge) as door,
+    ):
+        for _ in range(5):
+            async with door.ask(stream=True) as response:
+                received = b""
+                while not received.endswith(DONE):
+                    received += await response.content.readany()
+                response.close()
+            await asyncio.wait_for(door.door.in_flight.wait_idle(), 1)
+        line = 'tidegate_requests_total{outcome="ok",route="chat",target="edge",tier="edge"}'
+        assert door.metric(line) == 5
+
+
 async def ask_and_read(door: OpenDoor, stream: bool) -> None:
     async with door.ask(stream=stream) as response:
         await response.read()

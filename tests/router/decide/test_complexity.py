@@ -180,10 +180,13 @@ def test_a_request_scores_alike_in_english_and_chinese(english: str, chinese: st
         lambda t: t.replace("?", "？").replace(",", "，"),
         lambda t: f'"{t}"',
         lambda t: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in t),
+        "\u00ad".join,
+        lambda t: "\u202a" + "\u200b".join(t) + "\ufeff",
     ],
     ids=[
         *("upper", "lower", "title", "margins", "wide_spaces", "lines", "no_full_stop"),
         *("exclamation", "chinese_punctuation", "quotes", "full_width"),
+        *("soft_hyphens", "zero_width"),
     ],
 )
 def test_spelling_does_not_change_the_side(change: Callable[[str], str]) -> None:

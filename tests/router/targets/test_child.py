@@ -49,6 +49,7 @@ async def supervised(
     watched = Watched(
         ChildEngine(
             name="edge",
+            model="fake",
             command=[*(command or FAKE), "--uds", str(socket), *options],
             socket=socket,
             environment=dict(os.environ),
@@ -187,7 +188,7 @@ from pathlib import Path
 from router.targets.child import ChildEngine
 async def main():
     socket = Path({str(tmp_path)!r}) / "0.sock"
-    child = ChildEngine(name="edge", command={FAKE!r} + ["--uds", str(socket)], socket=socket,
+    child = ChildEngine(name="edge", model="fake", command={FAKE!r} + ["--uds", str(socket)], socket=socket,
         environment=dict(os.environ), on_restart=print, on_ready=lambda up: None)
     child.start()
     await child.settled.wait()

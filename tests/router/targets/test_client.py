@@ -33,6 +33,7 @@ from router.targets.client import MAX_LIFECYCLE_BYTES, UpstreamClient
 PATH = "/chat/completions"
 BODY = b'{"model":"m"}'
 KEY = "sk-very-secret"
+DEEP = '{"error":' + "[" * 50_000 + "]" * 50_000 + "}"
 
 
 async def fetch(upstream: FakeUpstream, choices: int = 1, key: str | None = None) -> bytes:
@@ -91,6 +92,13 @@ async def test_an_answer_comes_through_byte_for_byte() -> None:
             Outcome.UPSTREAM_ERROR,
             502,
         ),
+        (
+            reply({"choices": [{"index": 0, "message": None, "finish_reason": "stop"}]}),
+            Outcome.UPSTREAM_ERROR,
+            502,
+        ),
+        (reply(DEEP.encode()), Outcome.UPSTREAM_ERROR, 502),
+        (reply(DEEP.encode(), 500), Outcome.UPSTREAM_ERROR, 502),
         (reply(b"\x1f\x8b", Content_Encoding="gzip"), Outcome.UPSTREAM_ERROR, 502),
     ],
 )
@@ -247,6 +255,7 @@ async def test_content_reasoning_and_tools_commit(delta: dict[str, Any]) -> None
         event("[1]"),
         DONE,
         event({"choices": [{"index": 0, "delta": 5}]}),
+        event(DEEP),
     ],
 )
 async def test_a_bad_event_is_a_failure_before_content_and_after_it(bad: bytes) -> None:
