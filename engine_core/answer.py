@@ -22,7 +22,7 @@ class Answer:
         self._prompt_tokens = len(request.prompt_ids)
         self._room = min(request.max_tokens, context_window - self._prompt_tokens)
         self._eos_ids = tokenizer.eos_ids
-        self._text = tokenizer.stream()
+        self._text = tokenizer.stream(continues=request.continues)
         self._stop = StopMatcher(request.stop)
         self._tokens = 0
         self.finish_reason: FinishReason | None = None

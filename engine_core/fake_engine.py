@@ -39,7 +39,7 @@ class ByteTokenizer:
         """Return the bytes of the turns, one line each as `role: text`."""
         return self.encode("\n".join(f"{turn['role']}: {turn['content']}" for turn in messages))
 
-    def stream(self) -> "ByteStream":
+    def stream(self, *, continues: bool = False) -> "ByteStream":  # noqa: ARG002 - bytes are bytes
         """Return a fresh decoder."""
         return ByteStream()
 

@@ -83,6 +83,7 @@ def _ask(
             max_tokens=request.new_tokens() or (window if chat else COMPLETION_TOKENS),
             sampling=request.sampling(),
             stop=request.stop_strings(),
+            continues=not chat,
         ),
         chat=chat,
         stream=bool(request.stream),

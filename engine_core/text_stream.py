@@ -20,10 +20,11 @@ from engine_core.types import TextStream
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def stream_maker(tokenizer: tokenizers.Tokenizer) -> Callable[[], TextStream]:
+def stream_maker(tokenizer: tokenizers.Tokenizer) -> Callable[[bool], TextStream]:
     """Return what makes a new stream for this tokenizer, by the kind of its decoder.
 
-    Special tokens have no text in a stream.
+    The maker's argument says whether the stream continues a text instead of beginning one: then
+    SentencePiece's leading space is a space. Special tokens have no text in a stream.
     """
     special = frozenset(
         id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
@@ -31,12 +32,15 @@ def stream_maker(tokenizer: tokenizers.Tokenizer) -> Callable[[], TextStream]:
     steps = _decoder_steps(tokenizer)
     names = [step["type"] for step in steps]
     if names == ["ByteLevel"]:
-        return lambda: _ByteStream(tokenizer, special, _byte_level_bytes, strip=False)
+        return lambda _: _ByteStream(tokenizer, special, _byte_level_bytes, strip=False)
     if sorted(set(names) - {"Strip"}) == ["ByteFallback", "Fuse", "Replace"] and _is_metaspace(
         steps
     ):
-        return lambda: _ByteStream(tokenizer, special, _sentencepiece_bytes, strip="Strip" in names)
-    return lambda: _AnyStream(tokenizer)
+        strips = "Strip" in names
+        return lambda continues: _ByteStream(
+            tokenizer, special, _sentencepiece_bytes, strip=strips and not continues
+        )
+    return lambda _: _AnyStream(tokenizer)
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Text to token ids and back, for every model format, without transformers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Tokenizer:
         self._core = core
         self._bos_id = bos_id
         self._template = template
-        self._new_stream: Callable[[], TextStream] = stream_maker(core)
+        self._new_stream = stream_maker(core)
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
         self.eos_ids: frozenset[int] = frozenset(eos_ids) | {
             special[token] for token in END_OF_TURN if token in special
@@ -104,9 +104,9 @@ class Tokenizer:
             )
         return self._ids(self._template.render(messages), param="messages")
 
-    def stream(self) -> TextStream:
-        """Return a detokeniser for one generated sequence."""
-        return self._new_stream()
+    def stream(self, *, continues: bool = False) -> TextStream:
+        """Return a detokeniser for one generated sequence; see `ChatTokenizer.stream`."""
+        return self._new_stream(continues)
 
     def _ids(self, text: str, *, param: str) -> list[int]:
         try:

@@ -38,6 +38,8 @@ class GenerationRequest:
             context window.
         sampling: How tokens are drawn.
         stop: Strings that end the text; they are not part of it.
+        continues: The answer goes on in the prompt's own text, as in plain completions, so that a
+            space before its first word belongs to it.
     """
 
     id: str
@@ -45,6 +47,7 @@ class GenerationRequest:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +136,13 @@ class ChatTokenizer(Protocol):
         """
         ...
 
-    def stream(self) -> TextStream:
-        """Return a fresh detokeniser for one sequence."""
+    def stream(self, *, continues: bool = False) -> TextStream:
+        """Return a fresh detokeniser for one sequence.
+
+        Args:
+            continues: The sequence goes on in a text; otherwise it begins one, and a tokenizer that
+                marks the beginning with a space takes it away.
+        """
         ...
 
 

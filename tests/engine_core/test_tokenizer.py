@@ -115,8 +115,8 @@ def test_half_a_surrogate_pair_is_the_clients_error(builtin: Tokenizer) -> None:
     assert caught.value.param == "prompt"
 
 
-def streamed(maker: Callable[[], Any], ids: list[int]) -> str:
-    stream = maker()
+def streamed(maker: Callable[[bool], Any], ids: list[int], *, continues: bool = False) -> str:
+    stream = maker(continues)
     pieces = [stream.push(id_) for id_ in ids]
     pieces.append(stream.flush())
     return "".join(pieces)
@@ -259,9 +259,17 @@ def test_the_stream_of_any_text_is_the_text_for_sentencepiece(text: str) -> None
     assert streamed(stream_maker(core), ids) == core.decode(ids)
 
 
+def test_a_space_before_the_first_word_stays_where_a_text_is_continued() -> None:
+    core = sentencepiece_core()
+    ids = core.encode("hello").ids
+
+    assert streamed(stream_maker(core), ids, continues=True) == " hello"
+    assert streamed(stream_maker(core), ids) == "hello"
+
+
 def test_an_invalid_byte_does_not_hold_back_what_follows() -> None:
     core = sentencepiece_core()
-    stream = stream_maker(core)()
+    stream = stream_maker(core)(False)
 
     pieces = [stream.push(core.token_to_id(token)) for token in ("<0xFF>", "e")]
 
