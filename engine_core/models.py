@@ -30,21 +30,11 @@ from engine_core.builtin_model import (
 from engine_core.downloads import plain_disk_errors, say
 from engine_core.errors import ModelError
 from engine_core.model_check import RECORD, check_folder, check_gguf, digest_of, read_json
+from engine_core.model_names import is_local, name_fault
 
-__all__ = [
-    "BUILTIN",
-    "ModelFiles",
-    "ModelStore",
-    "StoreEntry",
-    "cache_root",
-    "is_local",
-    "name_fault",
-]
+__all__ = ["BUILTIN", "ModelFiles", "ModelStore", "StoreEntry", "cache_root"]
 
-_PART = r"[A-Za-z0-9][\w.-]*"
-_HUB_NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:@(?P<revision>{_PART}(?:/{_PART})*))?")
 _UNSAFE = re.compile(r"[^\w.@-]+")
-_LOCAL_START = ("/", "./", "../", "~")
 
 
 EntryKind = Literal["model", "partial", "build"]
@@ -90,35 +80,6 @@ def cache_root() -> Path:
     """
     given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     return Path(given) if given else platformdirs.user_cache_path("tidegate")
-
-
-def is_local(name: str, folder: Path = Path()) -> bool:
-    """Return whether a model's name means a file or folder of the person's own.
-
-    Args:
-        name: Any of the four forms, or none of them.
-        folder: What a relative path is relative to.
-    """
-    if name.startswith("builtin:"):
-        return False
-    return (
-        name.startswith(_LOCAL_START)
-        or name.endswith(".gguf")
-        or (name != "" and (folder / name).is_dir())
-    )
-
-
-def name_fault(name: str) -> str | None:
-    """Return why a name that is not local names no model either, or None."""
-    if name == BUILTIN or _HUB_NAME.fullmatch(name):
-        return None
-    if name == BUILTIN_LABEL:
-        return f"the built-in model is called {BUILTIN}"
-    return (
-        f"{name!r} is not a model's name. It can be {BUILTIN}, a Hugging Face name such as "
-        "organisation/model or organisation/model@revision, a folder with config.json and "
-        "safetensors, or a .gguf file"
-    )
 
 
 class ModelStore:

@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from engine_core.errors import TidegateError
-from engine_core.models import BUILTIN, is_local
-from engine_core.models import name_fault as model_fault
+from engine_core.model_names import is_local
+from engine_core.model_names import name_fault as model_fault
+from engine_core.models import BUILTIN
 from policies.policy import TIERS, Policy, load_policy, name_fault
 from policies.yaml_nodes import Checks, Spot, load
 from router.addresses import is_loopback, url_fault
