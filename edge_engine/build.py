@@ -193,7 +193,7 @@ def _export(files: ModelFiles, folder: Path, precision: Precision, reason: Excep
     except importlib.metadata.PackageNotFoundError:
         raise ModelError(
             f"{files.name} needs the exporter ({reason}); install it with "
-            "pip install 'tidegate[export]' and try again."
+            "pip install 'tidegate[export]', or '.[export]' in a clone, and try again."
         ) from None
     say(f"{files.name} goes through optimum, which is slower ({reason})")
     # Tracing warns about every Python value it meets; only errors are worth a reader's time.

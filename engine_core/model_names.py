@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from engine_core.builtin_model import BUILTIN, BUILTIN_LABEL
+from engine_core.errors import ModelError
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:@(?P<revision>{_PART}(?:/{_PART})*))?")
@@ -22,8 +23,20 @@ def is_local(name: str, folder: Path = Path()) -> bool:
     return (
         name.startswith(_LOCAL_START)
         or name.endswith(".gguf")
-        or (name != "" and (folder / name).is_dir())
+        or (name != "" and _is_folder(folder / name))
     )
+
+
+def local_path(name: str, folder: Path = Path()) -> Path:
+    """Return the path that a local name means; whether anything is there is not looked at.
+
+    Raises:
+        ModelError: it starts in the home of a user whom this machine lacks.
+    """
+    try:
+        return folder / Path(name).expanduser()
+    except RuntimeError:
+        raise ModelError(f"{name} starts in the home of a user whom this machine lacks.") from None
 
 
 def name_fault(name: str) -> str | None:
@@ -37,3 +50,10 @@ def name_fault(name: str) -> str | None:
         "organisation/model or organisation/model@revision, a folder with config.json and "
         "safetensors, or a .gguf file"
     )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # longer than a name can be, or where this user may not look
+        return False

@@ -30,7 +30,7 @@ from engine_core.builtin_model import (
 from engine_core.downloads import plain_disk_errors, say
 from engine_core.errors import ModelError
 from engine_core.model_check import RECORD, check_folder, check_gguf, digest_of, read_json
-from engine_core.model_names import is_local, name_fault
+from engine_core.model_names import is_local, local_path, name_fault
 
 __all__ = ["BUILTIN", "ModelFiles", "ModelStore", "StoreEntry", "cache_root"]
 
@@ -202,9 +202,12 @@ class ModelStore:
         if name == BUILTIN:
             return self.root / "models" / "builtin" / BUILTIN_LABEL / BUILTIN_FILE
         if is_local(name):
-            path = _expanded(name)
-            # A link to a file keeps its own name: the hub's cache links model.gguf to blobs/2f91….
-            return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+            path = local_path(name)
+            try:
+                # A link to a file keeps its own name: the hub's cache links model.gguf to blobs/2f91….
+                return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+            except OSError as error:
+                raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
         if fault := name_fault(name):
             raise ModelError(fault)
         return self.root / "models" / "hub" / name.replace("/", "--")
@@ -272,13 +275,6 @@ class ModelStore:
 
 def _absent(name: str) -> _AbsentError:
     return _AbsentError(f"{name} is not here, or not whole. Fetch it: tidegate models pull {name}")
-
-
-def _expanded(name: str) -> Path:
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:
-        raise ModelError(f"{name} starts in the home of a user whom this machine lacks.") from None
 
 
 def _partial(place: Path) -> Path:

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine_core.errors import TidegateError
-from engine_core.model_names import is_local
+from engine_core.errors import ModelError, TidegateError
+from engine_core.model_names import is_local, local_path
 from engine_core.model_names import name_fault as model_fault
 from engine_core.models import BUILTIN
 from policies.policy import TIERS, Policy, load_policy, name_fault
@@ -228,25 +228,22 @@ def _check_target(target: TargetConfig, spot: Spot, folder: Path) -> None:
 def _check_model(target: TargetConfig, spot: Spot, folder: Path) -> None:
     """Check what can be known of a child engine's model without a network."""
     if is_local(target.model, folder):
-        if not _local_model(target.model, folder).exists():
-            spot.problem("there is no such file or folder", "model")
+        try:
+            if not local_path(target.model, folder).exists():
+                spot.problem("there is no such file or folder", "model")
+        except ModelError as error:
+            spot.problem(str(error), "model")
+        except OSError as error:
+            spot.problem(f"it cannot be read: {error.strerror}", "model")
     elif fault := model_fault(target.model):
         spot.problem(fault, "model")
-
-
-def _local_model(name: str, folder: Path) -> Path:
-    try:
-        return folder / Path(name).expanduser()
-    except RuntimeError:  # no such user, or one without a home
-        return folder / name
 
 
 def _with_full_paths(target: TargetConfig, folder: Path) -> TargetConfig:
     if target.key_file:
         target = msgspec.structs.replace(target, key_file=str(folder / target.key_file))
     if target.engine in ("edge", "cloud") and is_local(target.model, folder):
-        path = str(_local_model(target.model, folder))
-        target = msgspec.structs.replace(target, model=path)
+        target = msgspec.structs.replace(target, model=str(local_path(target.model, folder)))
     return target
 
 

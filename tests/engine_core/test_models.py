@@ -264,3 +264,16 @@ def test_a_present_builtin_model_is_found_without_reading_it(builtin_files: Mode
 
     assert time.perf_counter() - start < 0.05
     assert os.fspath(builtin_files.path).endswith(".gguf")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "./" + "x" * 300, "./" + "x" * 300 + ".gguf"])
+def test_a_name_longer_than_a_file_name_can_be_is_told_in_one_line(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ModelError, match=r"is not a model's name|cannot be read: File name too"):
+        ModelStore(tmp_path).pull(name)
+
+
+def test_a_home_of_nobody_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="a user whom this machine lacks"):
+        ModelStore(tmp_path).find("~nosuchuser/model")
