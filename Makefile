@@ -8,7 +8,7 @@ CODE := router edge_engine cloud_engine engine_core policies
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help run venv check test clean
+.PHONY: help run venv check test peers clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -25,6 +25,9 @@ check: venv ## lint, format and types
 
 test: venv ## every test, with branch coverage
 	$(BIN)/python -m pytest --cov --cov-branch --cov-report=term:skip-covered
+
+peers: venv ## what benchmarks/edge_peers.py compares with, in .peers (2.5 GB, 10 minutes)
+	@$(BIN)/python benchmarks/make_peers.py
 
 clean: ## remove .venv and caches of tools (not the models)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info build

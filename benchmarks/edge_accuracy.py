@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from edge_engine.build import ensure_build
-from edge_engine.gqa_model import GqaModel
+from edge_engine.kv_budget import KvBudget
 from edge_engine.manifest import Precision
+from edge_engine.runner import Runner
 from engine_core.models import BUILTIN, ModelFiles, ModelStore
 from engine_core.tokenizer import Tokenizer
 
@@ -44,20 +45,20 @@ def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return normalised
 
 
-def opened(store: ModelStore, files: ModelFiles, precision: Precision, window: int) -> GqaModel:
+def opened(store: ModelStore, files: ModelFiles, precision: Precision, window: int) -> Runner:
     """Return the graph in one precision, with room for a window."""
-    return GqaModel(ensure_build(store, files, precision), context=window)
+    budget = KvBudget(memory=2**30, limit=2**30, context=window, slots=1)
+    return Runner(ensure_build(store, files, precision), budget)
 
 
-def parity(files: ModelFiles, model: GqaModel, ids: list[int]) -> float:
+def parity(files: ModelFiles, model: Runner, ids: list[int]) -> float:
     """Return the largest difference between any logit of a graph and of torch."""
     torch_model = AutoModelForCausalLM.from_pretrained(
         files.path.parent, gguf_file=files.path.name, dtype=torch.float32
     )
     with torch.no_grad():
         wanted = torch_model.eval()(torch.tensor([ids])).logits[0].numpy()
-    model.reset()
-    return float(np.abs(model.forward_all(ids) - wanted).max())
+    return float(np.abs(model.all_logits(ids) - wanted).max())
 
 
 def main() -> None:
@@ -80,9 +81,8 @@ def main() -> None:
     for inputs, following in windows(ids, args.window):
         found = {}
         for name, model in (("fp32", exact), ("int8", small)):
-            model.reset()
             begin = time.perf_counter()
-            found[name] = log_probabilities(model.forward_all(inputs))
+            found[name] = log_probabilities(model.all_logits(inputs))
             seconds[name] += time.perf_counter() - begin
             loss[name] -= float(found[name][np.arange(len(following)), following].sum())
         wanted, got = found["fp32"], found["int8"]

@@ -4,9 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from engine_core.batch_engine import BatchEngine, BatchModel
 from engine_core.models import ModelFiles, ModelStore
 from engine_core.process import add_serve_arguments, begin, run_command, run_engine
-from engine_core.sequential import SequentialEngine, StepModel
+from engine_core.single_sequence import SingleSequenceModel
 from engine_core.tokenizer import Tokenizer
 
 _DEVICES = ("auto", "cpu", "cuda")
@@ -34,7 +35,7 @@ def _serve(args: argparse.Namespace) -> int:
     begin(args)
     store = ModelStore()
     files = store.pull(args.model)
-    engine = SequentialEngine(
+    engine = BatchEngine(
         model=files.label,
         load=lambda: _load(files, store, args),
         tokenizer=Tokenizer.load(files),
@@ -43,7 +44,7 @@ def _serve(args: argparse.Namespace) -> int:
     return run_engine(engine, args)
 
 
-def _load(files: ModelFiles, store: ModelStore, args: argparse.Namespace) -> StepModel:
+def _load(files: ModelFiles, store: ModelStore, args: argparse.Namespace) -> BatchModel:
     # Here, since torch and transformers take seconds to import: in the engine's thread, in which
     # torch's thread count is also set, and only once the model's files are known to be good.
     import torch  # noqa: PLC0415
@@ -56,7 +57,8 @@ def _load(files: ModelFiles, store: ModelStore, args: argparse.Namespace) -> Ste
         torch.set_num_threads(args.threads)
     device = pick_device(args.device)
     dtype = pick_dtype(args.dtype, device)
-    return TorchModel(load_causal_lm(files, store, device=device, dtype=dtype), args.context)
+    model = load_causal_lm(files, store, device=device, dtype=dtype)
+    return SingleSequenceModel(TorchModel(model, args.context))
 
 
 if __name__ == "__main__":

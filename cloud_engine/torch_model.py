@@ -28,7 +28,7 @@ class TorchModel:
         self._length = 0
         self.context_window = _context_window(model.config, context)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._token_bytes = self._measure()
+        self.kv_token_bytes = self._measure()
         self.details: dict[str, str | int | float | bool] = {
             "kind": "torch",
             "architecture": type(model).__name__,
@@ -37,16 +37,6 @@ class TorchModel:
             "threads": torch.get_num_threads(),
             "weight_bytes": sum(p.nbytes for p in model.parameters()),
         }
-
-    @property
-    def kv_total_bytes(self) -> int:
-        """Bytes of keys and values of a full sequence."""
-        return self._token_bytes * self.context_window
-
-    @property
-    def kv_used_bytes(self) -> int:
-        """Bytes of keys and values of the present sequence."""
-        return self._token_bytes * self._length
 
     def reset(self) -> None:
         """Forget the sequence and free its keys and values."""

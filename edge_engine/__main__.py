@@ -8,9 +8,10 @@ import sys
 from edge_engine.build import ensure_build, find_build
 from edge_engine.open_model import open_model
 from engine_core import lifeline
+from engine_core.batch_engine import BatchEngine
+from engine_core.byte_sizes import parse_bytes
 from engine_core.models import ModelStore
-from engine_core.process import add_serve_arguments, begin, run_command, run_engine
-from engine_core.sequential import SequentialEngine
+from engine_core.process import add_serve_arguments, begin, positive, run_command, run_engine
 from engine_core.tokenizer import Tokenizer
 
 
@@ -20,6 +21,24 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model; fetch and build it if need be")
     add_serve_arguments(serve)
+    serve.add_argument(
+        "--slots",
+        type=positive,
+        metavar="SEQUENCES",
+        help="sequences side by side (default: as many as fit --kv-memory, up to 8)",
+    )
+    serve.add_argument(
+        "--kv-memory",
+        type=_size,
+        metavar="SIZE",
+        help="most memory for keys and values, e.g. 768MiB (default: a quarter of what there is)",
+    )
+    serve.add_argument(
+        "--step-memory",
+        type=_size,
+        metavar="SIZE",
+        help="most working memory of a step (default: a twentieth of what there is)",
+    )
     serve.set_defaults(run=_serve)
     build = commands.add_parser("build", help="fetch a model and build its graph")
     build.add_argument("--model", required=True, help="name of the model to build")
@@ -44,9 +63,17 @@ def _serve(args: argparse.Namespace) -> int:
         ensure_build(store, files)
         # A build leaves a large, fragmented heap; the engine should run for weeks in a small one.
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - no shell, our own command line
-    engine = SequentialEngine(
+    engine = BatchEngine(
         model=files.label,
-        load=functools.partial(open_model, build, context=args.context, threads=args.threads),
+        load=functools.partial(
+            open_model,
+            build,
+            context=args.context,
+            slots=args.slots,
+            kv_memory=args.kv_memory,
+            step_memory=args.step_memory,
+            threads=args.threads,
+        ),
         tokenizer=Tokenizer.load(files),
         max_waiting=args.max_waiting,
     )
@@ -60,6 +87,14 @@ def _build(args: argparse.Namespace) -> int:
     build = ensure_build(store, store.pull(args.model), args.precision)
     sys.stdout.write(f"{build.folder}\n")
     return 0
+
+
+def _size(text: str) -> int:
+    """Parse a size, for argparse."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -32,14 +32,16 @@ from edge_engine.manifest import (
     write_manifest,
 )
 from edge_engine.open_model import open_model
+from edge_engine.packing import pack_weights, packing_key
 from edge_engine.quantize import BLOCK, BYTES_PER_WEIGHT
 from edge_engine.session import has_query_seqlens
 from edge_engine.weights import Weights, is_tied, open_weights
 from engine_core.downloads import check_room, plain_disk_errors, progress_bar, replace_durably, say
 from engine_core.errors import ModelError
 from engine_core.models import ModelFiles, ModelStore
+from engine_core.scheduler import Scheduler, Sequence
 
-EMITTER_VERSION = 1
+EMITTER_VERSION = 2
 """Part of the build key: raise it whenever the graphs of an older version should be made anew."""
 
 # Where other families than Llama's keep their limit of tokens in config.json.
@@ -102,7 +104,8 @@ def _variant(precision: Precision) -> str:
     step_mode = "ragged" if has_query_seqlens() else "split"
     if precision == "fp32":
         return f"edge-v{EMITTER_VERSION}-fp32-{step_mode}"
-    return f"edge-v{EMITTER_VERSION}-int8-block{BLOCK}-smooth{SHARE_OF_ACTIVATIONS}-{step_mode}"
+    shapes = f"block{BLOCK}-smooth{SHARE_OF_ACTIVATIONS}-{step_mode}"
+    return f"edge-v{EMITTER_VERSION}-int8-{shapes}-{packing_key()}"
 
 
 def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool) -> Manifest:
@@ -117,6 +120,9 @@ def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool)
         _emit(files, weights, shape, folder, precision=precision, progress=progress)
         graph = "gqa"
         max_position = shape.max_position
+    if precision == "int8":
+        with _must_run(files):
+            pack_weights(folder)
     manifest = Manifest(
         emitter=EMITTER_VERSION,
         source=files.name,
@@ -145,8 +151,11 @@ def _emit(
     ragged = has_query_seqlens()
     total = sum(weights.elements.values())
     embedding = weights.elements.get("model.embed_tokens.weight", 0)
-    bytes_per_weight = BYTES_PER_WEIGHT if precision == "int8" else 4
-    check_room(folder, int(total * bytes_per_weight) + 4 * embedding)
+    if precision == "int8":
+        # The graph as emitted, a copy of it, and in that the packed weights once more.
+        check_room(folder, 3 * int(total * BYTES_PER_WEIGHT) + 2 * 4 * embedding)
+    else:
+        check_room(folder, 4 * total)
     rounds = 1
     if precision == "int8":
         rounds = 2
@@ -224,8 +233,14 @@ def _max_position(weights: Weights) -> int:
 def _try_out(files: ModelFiles, folder: Path, manifest: Manifest) -> None:
     """Run two steps, so that a graph that cannot answer is found now and not by a client."""
     with _must_run(files):
-        model = open_model(Build(folder, manifest), context=4)
-        logits = [model.forward(ids).copy() for ids in ((0, 1), (2,))]
+        model = open_model(Build(folder, manifest), context=4, slots=1)
+        scheduler = Scheduler(model.space, max_waiting=0, chunk=2, budget=2)
+        scheduler.add(Sequence(tokens=[0, 1, 2]))
+        logits = []
+        for _ in range(2):
+            rows = scheduler.plan()
+            logits.append(model.step(rows).copy())
+            scheduler.computed(rows)
         model.close()
     _must_be_finite(files, logits)
 

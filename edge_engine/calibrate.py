@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge_engine.arch import LlamaShape
 from edge_engine.manifest import GRAPH_FILE
+from edge_engine.run_inputs import SLACK, Chunk, RunInputs, RunShape
 from edge_engine.session import open_session
 from edge_engine.weights import Weights, is_tied
 from engine_core.errors import InvalidRequestError
@@ -99,24 +100,18 @@ def channel_sizes(
     watched = watched_values(shape)
     squares = dict.fromkeys(watched, np.float64(0))
     for ids in texts:
-        room = len(ids)
+        capacity = len(ids) + SLACK
         caches = {
-            node.name: np.zeros((1, shape.kv_heads, room, shape.head_dim), np.float32)
+            node.name: np.zeros((1, shape.kv_heads, capacity, shape.head_dim), np.float32)
             for node in session.get_inputs()
             if node.name.startswith("past_")
         }
-        for begin in range(0, room, _TOKENS_AT_ONCE):
-            chunk = np.asarray(ids[begin : begin + _TOKENS_AT_ONCE], np.int64)
-            length = begin + len(chunk)
-            feeds: dict[str, NDArray[np.generic]] = {
-                "input_ids": chunk[None],
-                "seqlens_k": np.array([length - 1], np.int32),
-                "total_sequence_length": np.array(length, np.int32),
-                "logit_rows": np.arange(len(chunk), dtype=np.int64),
-            }
-            if ragged:
-                feeds["query_seqlens"] = np.array([len(chunk)], np.int32)
-            for name, value in _run(session, feeds, caches, watched).items():
+        for begin in range(0, len(ids), _TOKENS_AT_ONCE):
+            chunk = Chunk(0, begin, ids[begin : begin + _TOKENS_AT_ONCE])
+            run = RunShape.of([chunk], ragged=ragged, logits=len(chunk.tokens))
+            inputs = RunInputs(run, capacity=capacity, ragged=ragged)
+            inputs.fill([chunk], [begin])
+            for name, value in _run(session, inputs.arrays, caches, watched).items():
                 rows = value.reshape(-1, value.shape[-1])
                 squares[name] = squares[name] + np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
     tokens = sum(len(ids) for ids in texts)

@@ -23,6 +23,7 @@ from edge_engine.manifest import DATA_FILE, GRAPH_FILE, Precision
 from edge_engine.nbits import CONTRIB_DOMAIN, nbits_node
 from edge_engine.quantize import quantize_weight
 from edge_engine.rope import cos_sin_tables
+from edge_engine.run_inputs import SLACK
 from edge_engine.weights import Weights, is_tied
 from engine_core.errors import ModelError
 
@@ -101,10 +102,9 @@ class _Emitter:
 
     def model(self) -> onnx.ModelProto:
         shape = self._shape
-        self._tensor("rows_of_hidden", np.array([-1, shape.hidden], np.int64))
-        self._tensor("rows_of_heads", np.array([-1, shape.heads * shape.head_dim], np.int64))
+        self._tensor("places_of_heads", np.array([-1, shape.heads * shape.head_dim], np.int64))
         cos, sin = cos_sin_tables(
-            shape.rope_theta, shape.head_dim, shape.max_position, shape.rope_scaling
+            shape.rope_theta, shape.head_dim, shape.max_position + SLACK, shape.rope_scaling
         )
         self._tensor("cos_cache", cos)
         self._tensor("sin_cache", sin)
@@ -134,14 +134,14 @@ class _Emitter:
         shape = self._shape
         prefix = f"model.layers.{layer}."
         residual = f"residual_{layer}"
-        attended = self._attention(layer, prefix, f"normed_{layer}")
+        places = "packed_rows"
         if layer == shape.layers - 1:
             # Nothing after the last attention looks at other tokens: drop rows nobody asked for.
-            self._node("Reshape", [attended, "rows_of_heads"], ["last_heads"])
-            self._node("Reshape", [residual, "rows_of_hidden"], ["last_residual"])
-            self._node("Gather", ["last_heads", "logit_rows"], ["asked_heads"])
-            self._node("Gather", ["last_residual", "logit_rows"], ["asked_residual"])
-            attended, residual = "asked_heads", "asked_residual"
+            places = "asked_places"
+            self._node("Gather", ["packed_rows", "logit_rows"], [places])
+            self._node("Gather", [residual, "logit_rows"], ["asked_residual"])
+            residual = "asked_residual"
+        attended = self._attention(layer, prefix, f"normed_{layer}", places)
         out = self._linear(f"o_{layer}", attended, [prefix + "self_attn.o_proj"])
         self._gamma(
             f"mlp_norm_{layer}", prefix + "post_attention_layernorm.weight", f"mlp_normed_{layer}"
@@ -178,17 +178,20 @@ class _Emitter:
             None if following == shape.layers else f"residual_{following}",
         )
 
-    def _attention(self, layer: int, prefix: str, normed: str) -> str:
+    def _attention(self, layer: int, prefix: str, normed: str, places: str) -> str:
+        """Emit attention; return its output for the tokens whose places are given, one a row."""
         shape = self._shape
         projections = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
-        packed = self._linear(f"qkv_{layer}", normed, projections)
-        query, key, value = packed, "", ""
+        # One tensor, or one each for query, key and value.
+        parts = [self._linear(f"qkv_{layer}", normed, projections)]
         if shape.qk_norm:
-            query, key, value = self._normed_heads(layer, prefix, packed)
+            parts = self._normed_heads(layer, prefix, parts[0])
+        for part in parts:
+            self._node("Gather", [part, "attention_rows"], [f"spread_{part}"])
+        spread = [f"spread_{part}" for part in parts]
         inputs = [
-            query,
-            key,
-            value,
+            *spread,
+            *[""] * (3 - len(spread)),
             f"past_key_{layer}",
             f"past_value_{layer}",
             "seqlens_k",
@@ -209,20 +212,22 @@ class _Emitter:
             do_rotary=1,
             local_window_size=shape.windows[layer],
         )
-        return attended
+        self._node("Reshape", [attended, "places_of_heads"], [f"attended_places_{layer}"])
+        self._node("Gather", [f"attended_places_{layer}", places], [f"attended_rows_{layer}"])
+        return f"attended_rows_{layer}"
 
-    def _normed_heads(self, layer: int, prefix: str, packed: str) -> tuple[str, str, str]:
+    def _normed_heads(self, layer: int, prefix: str, packed: str) -> list[str]:
         """Split packed QKV and normalise each query and key head (Qwen3)."""
         shape = self._shape
         widths = [shape.heads * shape.head_dim] + [shape.kv_heads * shape.head_dim] * 2
         parts = [f"{part}_{layer}" for part in ("query", "key", "value")]
         if layer == 0:
             self._tensor("qkv_widths", np.array(widths, np.int64))
-            # 0 copies a dimension: [B, S, heads * head_dim] <-> [B, S, heads, head_dim]
+            # 0 copies a dimension: [T, heads * head_dim] <-> [T, heads, head_dim]
             for part, width in (("query", widths[0]), ("key", widths[1])):
                 heads = width // shape.head_dim
-                self._tensor(f"{part}_heads", np.array([0, 0, heads, shape.head_dim], np.int64))
-                self._tensor(f"{part}_flat", np.array([0, 0, width], np.int64))
+                self._tensor(f"{part}_heads", np.array([0, heads, shape.head_dim], np.int64))
+                self._tensor(f"{part}_flat", np.array([0, width], np.int64))
         self._node("Split", [packed, "qkv_widths"], parts, axis=-1)
         flat = []
         for part, weight in (("query", "q_norm"), ("key", "k_norm")):
@@ -232,7 +237,7 @@ class _Emitter:
             self._norm(f"{name}_heads", f"{name}_gamma", f"{name}_normed")
             self._node("Reshape", [f"{name}_normed", f"{part}_flat"], [f"{name}_flat"])
             flat.append(f"{name}_flat")
-        return flat[0], flat[1], parts[2]
+        return [*flat, parts[2]]
 
     def _head(self, normed: str) -> None:
         tied = is_tied(self._weights, self._shape)

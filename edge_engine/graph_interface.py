@@ -1,15 +1,22 @@
 """What goes into and out of an emitted graph.
 
-Inputs (B sequences, S new tokens each, room for C tokens per sequence):
+A run computes T tokens of some of the sequences that have room in a cache. Everything but
+attention treats a token like any other, so tokens lie packed in rows, without padding. For
+attention they are spread over a table of B sequences and S places, and gathered back.
 
-- `input_ids` int64 `[B, S]`
-- `seqlens_k` int32 `[B]`: tokens in the cache after this step, minus one
-- `total_sequence_length` int32 scalar: the largest length after this step; with `query_seqlens`
+Inputs (R logits are asked for, and every sequence has room for C tokens):
+
+- `input_ids` int64 `[T]`
+- `attention_rows` int64 `[B, S]`: which row stands at each place of the table
+- `packed_rows` int64 `[T]`: at which place, counted over the whole table, each token stands first
+- `logit_rows` int64 `[R]`: only these rows reach the vocabulary; there may be none
+- `seqlens_k` int32 `[B]`: tokens in the cache after the run, minus one
+- `total_sequence_length` int32 scalar: the largest length after the run; with `query_seqlens`
   any upper bound up to C will do
-- `query_seqlens` int32 `[B]`: how many of the S tokens are real (graphs for runtimes that have it)
-- `logit_rows` int64 `[R]`: flat indices into B*S; only these rows reach the vocabulary
+- `query_seqlens` int32 `[B]`: how many of the S places are used, 0 for a sequence that is left
+  alone (graphs for runtimes that have it)
 - `past_key_i`, `past_value_i` float32 `[B, kv_heads, C, head_dim]`, bound to the same memory as
-  `present_key_i`, `present_value_i`: the step appends in place
+  `present_key_i`, `present_value_i`: the run appends in place
 
 Output: `logits` float32 `[R, vocab]`.
 """
@@ -24,10 +31,12 @@ def graph_inputs(shape: LlamaShape, *, ragged: bool) -> list[onnx.ValueInfoProto
     """Declare the inputs; `ragged` graphs have `query_seqlens`."""
     info = helper.make_tensor_value_info
     inputs = [
-        info("input_ids", TensorProto.INT64, ["B", "S"]),
+        info("input_ids", TensorProto.INT64, ["T"]),
+        info("attention_rows", TensorProto.INT64, ["B", "S"]),
+        info("packed_rows", TensorProto.INT64, ["T"]),
+        info("logit_rows", TensorProto.INT64, ["R"]),
         info("seqlens_k", TensorProto.INT32, ["B"]),
         info("total_sequence_length", TensorProto.INT32, []),
-        info("logit_rows", TensorProto.INT64, ["R"]),
     ]
     if ragged:
         inputs.append(info("query_seqlens", TensorProto.INT32, ["B"]))

@@ -4,15 +4,21 @@ Works for every decoder that optimum can export, and costs a copy of the cache i
 graphs of our own emitter do not.
 """
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edge_engine.kv_budget import KvBudget, plan_kv
 from edge_engine.manifest import GRAPH_FILE, Build
 from edge_engine.session import open_session
+from edge_engine.step_memory import LEAST, StepMemory
 from engine_core.errors import ModelError
+
+_log = logging.getLogger("tidegate.engine")
 
 _KNOWN_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids"})
 
@@ -22,24 +28,28 @@ class PastKvModel:
 
     Args:
         build: What to run.
-        context: Tokens of one sequence, at most the manifest's `max_position`.
+        budget: What there is for keys and values; there is one slot, whatever is wanted.
         threads: Intra-op threads; None for one per physical core.
+        step_limit: Most bytes of working memory of a step, beside keys and values.
 
     Raises:
-        ModelError: the graph wants an input that no text-only decoder has.
+        ModelError: the graph wants an input that no text-only decoder has, or a sequence does not
+            fit the budget or the model.
     """
 
     def __init__(
         self,
         build: Build,
+        budget: KvBudget,
         *,
-        context: int,
         threads: int | None = None,
+        step_limit: int = LEAST,
     ) -> None:
         manifest = build.manifest
-        self.context_window = context
         self._length = 0
-        self._session = open_session(build.folder / GRAPH_FILE, threads)
+        # Keys and values are outputs of a step, and while it runs, the old ones are there as well.
+        self._step_memory = StepMemory(step_limit + 2 * budget.total)
+        self._session = open_session(build.folder / GRAPH_FILE, threads, self._step_memory)
         self._inputs = {node.name for node in self._session.get_inputs()} & _KNOWN_INPUTS
         self._empty: dict[str, NDArray[np.float32]] = {}
         for node in self._session.get_inputs():
@@ -53,8 +63,12 @@ class PastKvModel:
         self._presents = [name.replace("past_key_values", "present") for name in self._empty]
         # An empty cache has a zero where the tokens go: its other dimensions are bytes per token.
         per_token = sum(4 * int(np.prod([n for n in a.shape if n])) for a in self._empty.values())
-        self._bytes_per_token = per_token
-        self.kv_total_bytes = per_token * context
+        self.kv_token_bytes = per_token
+        plan = plan_kv(
+            replace(budget, slots=1), token_bytes=per_token, longest=manifest.max_position
+        )
+        _log.info("%s", plan)
+        self.context_window = plan.context
         self.details: dict[str, str | int | float | bool] = {
             "provider": self._session.get_providers()[0],
             "precision": manifest.precision,
@@ -66,22 +80,19 @@ class PastKvModel:
         self._past: dict[str, ort.OrtValue] = {}
         self.reset()
 
-    @property
-    def kv_used_bytes(self) -> int:
-        """Bytes of keys and values of the current sequence."""
-        return self._bytes_per_token * self._length
-
     def reset(self) -> None:
-        """Forget the sequence."""
+        """Forget the sequence and give its keys and values back."""
         self._length = 0
         self._past = {
             name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._empty.items()
         }
+        self._step_memory.shrink()
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens; return the logits `[vocab]` of the last one.
 
         Raises:
+            StepMemoryError: the step needs more working memory than the limit.
             ValueError: no token, or more than the context window has room for.
         """
         count = len(token_ids)
@@ -104,7 +115,7 @@ class PastKvModel:
         # Outputs come back in the order of binding.
         for name in ("logits", *self._presents):
             binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
+        self._step_memory.run(self._session, binding)
         logits, *presents = binding.get_outputs()
         self._past = dict(zip(self._empty, presents, strict=True))
         self._length = length

@@ -4,9 +4,11 @@ import os
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnxruntime as ort
 import psutil
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+from edge_engine.step_memory import StepMemory
 
 
 def session_options(threads: int | None) -> ort.SessionOptions:
@@ -38,79 +40,34 @@ def default_threads() -> int:
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
-def open_session(graph: Path, threads: int | None) -> ort.InferenceSession:
+def open_session(
+    graph: Path, threads: int | None, memory: StepMemory | None = None
+) -> ort.InferenceSession:
     """Load a graph on the CPU; its external data is mapped, not read.
+
+    Args:
+        graph: Its file.
+        threads: Intra-op threads; None means one per physical core.
+        memory: Where its runs allocate; None for an arena of its own, without a limit.
 
     Raises:
         Exception: what the runtime raises for a graph it cannot load.
     """
-    return ort.InferenceSession(
-        str(graph), session_options(threads), providers=["CPUExecutionProvider"]
-    )
+    options = session_options(threads)
+    if memory is not None:
+        memory.use_in(options)
+    return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
 @cache
 def has_query_seqlens() -> bool:
     """Return whether this runtime's GroupQueryAttention takes `query_seqlens`.
 
-    Asked by running a small graph, since version numbers of custom builds and of the GPU package
-    do not say.
+    Read from the operator's own schema, since version numbers of custom builds and of the GPU
+    package do not say.
     """
-    from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415 - a build's library
-
-    dim, room = 16, 4
-    info = helper.make_tensor_value_info
-    cache_dims = ["B", 1, "C", dim]
-    table = np.ones((room, dim // 2), np.float32)
-    node = helper.make_node(
-        "GroupQueryAttention",
-        ["qkv", "", "", "k", "v", "len", "total", "cos", "sin", *[""] * 7, "query_seqlens"],
-        ["out", "present_k", "present_v"],
-        domain="com.microsoft",
-        num_heads=1,
-        kv_num_heads=1,
-        do_rotary=1,
+    return any(
+        schema.name == "GroupQueryAttention"
+        and any(value.name == "query_seqlens" for value in schema.inputs)
+        for schema in get_all_operator_schema()
     )
-    graph = helper.make_graph(
-        [node],
-        "probe",
-        [
-            info("qkv", TensorProto.FLOAT, ["B", "S", 3 * dim]),
-            info("k", TensorProto.FLOAT, cache_dims),
-            info("v", TensorProto.FLOAT, cache_dims),
-            info("len", TensorProto.INT32, ["B"]),
-            info("total", TensorProto.INT32, []),
-            info("query_seqlens", TensorProto.INT32, ["B"]),
-        ],
-        [
-            info("out", TensorProto.FLOAT, None),
-            info("present_k", TensorProto.FLOAT, cache_dims),
-            info("present_v", TensorProto.FLOAT, cache_dims),
-        ],
-        [numpy_helper.from_array(table, "cos"), numpy_helper.from_array(table, "sin")],
-    )
-    model = helper.make_model(
-        graph,
-        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)],
-        ir_version=10,
-    )
-    options = session_options(1)
-    # A runtime without the input says so as an error; that is an answer, not news.
-    options.log_severity_level = 4
-    empty = np.zeros((1, 1, room, dim), np.float32)
-    feeds = {
-        "qkv": np.ones((1, 2, 3 * dim), np.float32),
-        "k": empty,
-        "v": empty,
-        "len": np.array([0], np.int32),
-        "total": np.array(room, np.int32),
-        "query_seqlens": np.array([1], np.int32),
-    }
-    try:
-        session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        session.run(None, feeds)
-    except Exception:  # noqa: BLE001 - the runtime has its own exception types and no common base
-        return False
-    return True

@@ -16,6 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine_core.errors import InvalidRequestError, ModelError
+from engine_core.tool_calls import PROBE_TOOL, PROBE_TURNS, ToolFormat, find_format
 
 MAX_RENDERED_CHARS = 16 << 20
 """Longest prompt that a template may write; about four million tokens."""
@@ -81,12 +82,29 @@ class ChatTemplate:
                 f"The model's chat template has an error: {error}. Take a newer copy of the model."
             ) from error
         self._variables = dict(variables)
+        self.tool_format: ToolFormat | None = self._find_tool_format()
+        """How it writes tool calls; None if it knows no tools or writes calls in another way."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _find_tool_format(self) -> ToolFormat | None:
+        question = [{"role": "user", "content": "How deep is it?"}]
+        try:
+            prompt = self.render(question, [PROBE_TOOL])
+            history = self.render([*question, *PROBE_TURNS], [PROBE_TOOL])
+        except InvalidRequestError:
+            return None
+        return find_format(prompt, history)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the prompt, ending where the assistant is to go on.
 
         Args:
-            messages: Turns as templates know them: `role` and `content` are text.
+            messages: Turns as templates know them: `role` and `content` are text, the arguments of
+                `tool_calls` are objects.
+            tools: What the assistant may call, as in OpenAI's API.
 
         Raises:
             InvalidRequestError: the template refuses or cannot render the messages, or the prompt
@@ -97,7 +115,7 @@ class ChatTemplate:
         try:
             for piece in self._template.generate(
                 messages=messages,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=True,
                 **self._variables,

@@ -11,6 +11,10 @@ class ModelError(TidegateError):
     """A model cannot be had, read or built."""
 
 
+class StepMemoryError(Exception):
+    """A step needs more memory than its cap allows; nothing else is broken, a smaller one may fit."""
+
+
 class ApiError(TidegateError):
     """An error with an HTTP status and OpenAI's error body.
 
@@ -71,6 +75,13 @@ class OverloadedError(ApiError):
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message, status=503, type="overloaded_error", code=code)
+
+
+class DeadlineError(ApiError):
+    """The client's own deadline has passed: 504."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=504, type="timeout_error", code="deadline")
 
 
 class EngineFailureError(ApiError):

@@ -9,16 +9,25 @@ Requests run side by side up to a number of slots; the others wait in a bounded 
 import argparse
 import asyncio
 import codecs
+import json
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NoReturn
 
-from engine_core.answer import Answer
-from engine_core.errors import EngineFailureError, OverloadedError
+from engine_core.answer import Answer, Draw
+from engine_core.errors import EngineFailureError, InvalidRequestError, OverloadedError
+from engine_core.grammar import Grammar
 from engine_core.meters import Ending, Meters
 from engine_core.process import add_serve_arguments, positive, run_engine
-from engine_core.types import EngineStats, Event, FinishEvent, GenerationRequest, TextEvent
+from engine_core.tool_calls import HERMES
+from engine_core.types import (
+    EngineStats,
+    Event,
+    FinishEvent,
+    GenerationRequest,
+    TokenLogprob,
+)
 
 EOS = 256
 BYTES_PER_TOKEN = 1024
@@ -30,18 +39,38 @@ class ByteTokenizer:
 
     vocab_size = 257
     eos_ids = frozenset({EOS})
+    tool_format = HERMES
+    follows_grammars = False
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes of a text."""
         return list(text.encode(errors="replace"))
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Return the bytes of the turns, one line each as `role: text`."""
-        return self.encode("\n".join(f"{turn['role']}: {turn['content']}" for turn in messages))
+    def encode_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the bytes of tools and turns, one line each as `role: text`."""
+        lines = [f"tool: {tool['function']['name']}" for tool in tools or ()]
+        for turn in messages:
+            calls = [json.dumps(call["function"]) for call in turn.get("tool_calls", ())]
+            lines.append(f"{turn['role']}: {turn['content']}{' '.join(calls)}")
+        return self.encode("\n".join(lines))
 
     def stream(self, *, continues: bool = False) -> "ByteStream":  # noqa: ARG002 - bytes are bytes
         """Return a fresh decoder."""
         return ByteStream()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the byte, or the name of the end token."""
+        return b"<end>" if token_id == EOS else bytes((token_id,))
+
+    def matcher(self, grammar: Grammar) -> NoReturn:
+        """Refuse: what is repeated cannot be made to match a grammar."""
+        raise InvalidRequestError(
+            f"The fake engine cannot honour '{grammar.param}'; it only repeats the prompt.",
+            param=grammar.param,
+            code="unsupported_parameter",
+        )
 
 
 class ByteStream:
@@ -144,8 +173,8 @@ class FakeEngine:
                 raise EngineFailureError(f"The fake engine fails after {count} tokens, as told.")
             self._meters.generated()
             self._kv_tokens[request.id] += 1
-            if text := answer.push(token):
-                yield TextEvent(text)
+            if event := answer.push(_draw(token, request.logprobs)):
+                yield event
             if reason := answer.finish_reason:
                 yield FinishEvent(reason, answer.usage())
                 return
@@ -158,8 +187,14 @@ class FakeEngine:
             waiting=self._waiting,
             kv_used_bytes=sum(self._kv_tokens.values()) * BYTES_PER_TOKEN,
             kv_total_bytes=self._slots * self.context_window * BYTES_PER_TOKEN,
+            memory={},
             details={"kind": "fake"},
         )
+
+    async def pressure(self, level: int) -> dict[str, int]:  # noqa: ARG002 - nothing to give
+        """Return the memory before and after giving nothing back."""
+        rss = self._meters.rss_bytes()
+        return {"before": rss, "after": rss}
 
     async def close(self) -> None:
         """End what runs at its next token and refuse what waits."""
@@ -169,6 +204,13 @@ class FakeEngine:
 def _reply(prompt_ids: Sequence[int]) -> list[int]:
     last_line = bytes(id_ for id_ in prompt_ids if id_ != EOS).rpartition(b"\n")[2]
     return [*last_line.removeprefix(b"user: "), EOS]
+
+
+def _draw(token: int, logprobs: int | None) -> Draw:
+    """Return a draw without an alternative."""
+    if logprobs is None:
+        return Draw(token)
+    return Draw(token, TokenLogprob(token, 0.0, ((token, 0.0),)[:logprobs]))
 
 
 def _closing_error() -> OverloadedError:

@@ -30,6 +30,7 @@ _KINDS: dict[str, tuple[str, type, bool]] = {
     "tokenizer.ggml.model": ("a text", str, False),
     "tokenizer.ggml.pre": ("a text", str, False),
     "tokenizer.chat_template": ("a text", str, False),
+    "tokenizer.chat_template.tool_use": ("a text", str, False),
     "tokenizer.ggml.tokens": ("texts", str, True),
     "tokenizer.ggml.merges": ("texts", str, True),
     "tokenizer.ggml.scores": ("numbers", float, True),

@@ -28,6 +28,7 @@ _PATTERNS = (
     "tokenizer*",
     "special_tokens_map.json",
     "chat_template*",
+    "additional_chat_templates/tool_use.jinja",
     "*.safetensors",
     "*.safetensors.index.json",
 )

@@ -60,6 +60,7 @@ class Meters:
         self._began = time.monotonic()
         self._process = psutil.Process()
         self._tokens = 0
+        self._cached = 0
         self._requests = 0
         self._cancelled = 0
         self._failed = 0
@@ -69,17 +70,26 @@ class Meters:
         with self._lock:
             self._requests += 1
 
-    def generated(self) -> None:
-        """Count a token."""
+    def generated(self, tokens: int = 1) -> None:
+        """Count tokens."""
         with self._lock:
-            self._tokens += 1
-            self._rate.add()
+            self._tokens += tokens
+            self._rate.add(tokens)
+
+    def cached(self, tokens: int) -> None:
+        """Count prompt tokens that did not have to be computed."""
+        with self._lock:
+            self._cached += tokens
 
     def ended(self, how: Ending) -> None:
         """Count how an accepted request ended."""
         with self._lock:
             self._cancelled += how == "cancelled"
             self._failed += how == "failed"
+
+    def rss_bytes(self) -> int:
+        """Return the process's resident memory."""
+        return int(self._process.memory_info().rss)
 
     def read(
         self,
@@ -89,10 +99,11 @@ class Meters:
         waiting: int,
         kv_used_bytes: int,
         kv_total_bytes: int,
+        memory: dict[str, int],
         details: dict[str, str | int | float | bool],
     ) -> EngineStats:
         """Return a reading together with what only the engine knows. Takes about 20 µs."""
-        rss = self._process.memory_info().rss
+        rss = self.rss_bytes()
         with self._lock:
             return EngineStats(
                 model=model,
@@ -106,6 +117,8 @@ class Meters:
                 requests_total=self._requests,
                 cancelled_total=self._cancelled,
                 failed_total=self._failed,
+                cached_prompt_tokens_total=self._cached,
                 uptime_seconds=time.monotonic() - self._began,
+                memory=memory,
                 details=details,
             )

@@ -11,18 +11,20 @@ import msgspec
 from msgspec import Meta
 
 from engine_core.errors import InvalidRequestError
-from engine_core.types import Sampling
 
 MAX_NEW_TOKENS = 131_072
 """Largest `max_tokens` that is taken seriously; above it the request is a mistake."""
 MAX_JSON_DEPTH = 64
 
 NonEmpty = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+"""Of a function or a schema, as OpenAI has it."""
 StopString = Annotated[str, Meta(min_length=1, max_length=64)]
 Stop = StopString | Annotated[list[StopString], Meta(min_length=1, max_length=4)] | None
 TokenCount = Annotated[int, Meta(ge=1, le=MAX_NEW_TOKENS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,31 +69,13 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, float], Meta(max_length=300)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=300)] | None = None
     user: str | None = None
     # Not OpenAI's, but what local servers agree on.
     top_k: Annotated[int, Meta(ge=0)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-
-    def sampling(self) -> Sampling:
-        """Return how to draw tokens; what the client left out takes OpenAI's default."""
-        given = {
-            name: value
-            for name in Sampling.__dataclass_fields__
-            if (value := getattr(self, name)) is not None
-        }
-        return Sampling(**given)
-
-    def stop_strings(self) -> tuple[str, ...]:
-        """Return the stop strings as a tuple, empty if there are none."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    def wants_usage(self) -> bool:
-        """Return whether a stream ends with a usage chunk."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    cache_salt: NonEmpty | None = None
 
 
 class ChatRequest(_Common, forbid_unknown_fields=True, kw_only=True):
@@ -108,6 +92,7 @@ class ChatRequest(_Common, forbid_unknown_fields=True, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
+    moderation: dict[str, Any] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
@@ -118,6 +103,7 @@ class ChatRequest(_Common, forbid_unknown_fields=True, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
     def new_tokens(self) -> int | None:
@@ -139,7 +125,7 @@ class CompletionRequest(_Common, forbid_unknown_fields=True, kw_only=True):
         return self.max_tokens
 
 
-Body = TypeVar("Body", ChatRequest, CompletionRequest)
+Parsed = TypeVar("Parsed")
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
@@ -165,8 +151,13 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def parse_body(raw: dict[str, Any], type: type[Body]) -> Body:  # noqa: A002
-    """Check a decoded body against its struct.
+def parse_body(raw: Any, type: type[Parsed], field: str = "") -> Parsed:  # noqa: A002
+    """Check a decoded body, or one field of it, against its type.
+
+    Args:
+        raw: What JSON was decoded to.
+        type: A struct, or what else msgspec converts to.
+        field: Where `raw` stands in the body; empty for the body itself.
 
     Raises:
         InvalidRequestError: names the field; never repeats its value.
@@ -174,18 +165,19 @@ def parse_body(raw: dict[str, Any], type: type[Body]) -> Body:  # noqa: A002
     try:
         return msgspec.convert(raw, type)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), field) from None
 
 
-def _explain(message: str) -> InvalidRequestError:
+def _explain(message: str, field: str) -> InvalidRequestError:
     where = _PATH.search(message)
     path = where.group(1) if where else ""
+    path = field + path if path.startswith("[") else ".".join(filter(None, (field, path)))
     text = message[: where.start()] if where else message
     for pattern, verb in ((_UNKNOWN, "Unknown field"), (_MISSING, "Missing field")):
         if found := pattern.search(text):
-            field = ".".join(filter(None, (path, found.group(1))))
+            whole = ".".join(filter(None, (path, found.group(1))))
             code = "unknown_parameter" if pattern is _UNKNOWN else "missing_required_parameter"
-            return InvalidRequestError(f"{verb} '{field}'.", param=field, code=code)
+            return InvalidRequestError(f"{verb} '{whole}'.", param=whole, code=code)
     text = _ENUM_VALUE.sub("", text)
     return InvalidRequestError(f"Invalid '{path}': {text}.", param=path or None)
 

@@ -1,180 +1,208 @@
-"""What a client's body means to an engine: a generation request, or a refusal that names a field.
+"""What a client's body means to an engine: generation requests, or a refusal that names a field.
 
-What this engine cannot do is refused, never silently dropped. Left out on purpose are fields that
-ask for nothing in the answer: who asks (`user`, `safety_identifier`), bookkeeping (`metadata`,
-`store`, `service_tier`), hints on speed (`prediction`, `prompt_cache_key`,
-`prompt_cache_retention`, `include_obfuscation`), hints on style (`reasoning_effort`, `verbosity`)
-and what means nothing without tools (`parallel_tool_calls`). `model` is not compared either: one
-engine serves one model, and names are resolved before a request gets here.
+What an engine cannot do is refused, never silently dropped; `engine_core.parameters` has the list.
 """
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from engine_core.errors import InvalidRequestError
+from engine_core.grammar import Grammar
 from engine_core.openai import (
     ChatRequest,
     CompletionRequest,
-    Message,
     parse_body,
     parse_json_object,
 )
-from engine_core.types import ChatTokenizer, Engine, GenerationRequest
+from engine_core.parameters import CHAT, COMPLETION, refuse
+from engine_core.response_format import read_response_format
+from engine_core.tools import ToolUse, read_tools
+from engine_core.turns import read_turns
+from engine_core.types import ChatTokenizer, Engine, GenerationRequest, Sampling
+from engine_core.urgency import Urgency
 
 COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of plain completions. Chat has none but the context window."""
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A checked request and how its answer is to be delivered."""
+    """A checked request and how its answer is to be delivered.
 
-    generation: GenerationRequest
+    Args:
+        generations: One for each choice; the first one's id names the answer.
+        chat: Whether it is a chat.
+        stream: Whether the answer is streamed.
+        usage_chunk: Whether a stream ends with a chunk of usage.
+        tools: What the model may call; None if it may call nothing.
+    """
+
+    generations: tuple[GenerationRequest, ...]
     chat: bool
     stream: bool
     usage_chunk: bool
+    tools: ToolUse | None = None
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether the answer tells log probabilities."""
+        return self.generations[0].logprobs is not None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the text of every choice must match."""
+        return self.generations[0].grammar
 
 
-def read_chat(body: bytes, engine: Engine) -> Ask:
+Read = Callable[[bytes, Engine, Urgency], Ask]
+
+
+def read_chat(body: bytes, engine: Engine, urgency: Urgency) -> Ask:
     """Turn a body of `POST /v1/chat/completions` into a request. Takes long for long texts.
 
     Raises:
         InvalidRequestError: says which field is wrong or cannot be honoured.
     """
     request = parse_body(parse_json_object(body), ChatRequest)
-    _refuse_chat(request)
-    messages = [_message(at, message) for at, message in enumerate(request.messages)]
-    return _ask(request, tuple(engine.tokenizer.encode_chat(messages)), "messages", engine)
+    refuse(request, CHAT)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequestError(
+            "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
+        )
+    tokenizer = engine.tokenizer
+    answer = read_response_format(request.response_format)
+    tools = read_tools(request, tokenizer.tool_format, engine.model, answer)
+    turns = read_turns(request.messages, tokenizer.tool_format)
+    ids = tokenizer.encode_chat(turns, tools.shown if tools else None)
+    return Ask(
+        generations=_generations(
+            request,
+            _checked(ids, "messages", engine),
+            engine,
+            urgency,
+            max_tokens=request.new_tokens() or engine.context_window,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            grammar=tools.grammar if tools else answer,
+        ),
+        chat=True,
+        stream=bool(request.stream),
+        usage_chunk=_usage_chunk(request),
+        tools=tools,
+    )
 
 
-def read_completion(body: bytes, engine: Engine) -> Ask:
+def read_completion(body: bytes, engine: Engine, urgency: Urgency) -> Ask:
     """Turn a body of `POST /v1/completions` into a request. Takes long for long texts.
 
     Raises:
         InvalidRequestError: says which field is wrong or cannot be honoured.
     """
     request = parse_body(parse_json_object(body), CompletionRequest)
-    _refuse_completion(request)
-    return _ask(request, _prompt_ids(request.prompt, engine.tokenizer), "prompt", engine)
+    refuse(request, COMPLETION)
+    return Ask(
+        generations=_generations(
+            request,
+            _checked(_prompt_ids(request.prompt, engine.tokenizer), "prompt", engine),
+            engine,
+            urgency,
+            max_tokens=request.new_tokens() or COMPLETION_TOKENS,
+            logprobs=request.logprobs,
+            grammar=None,
+        ),
+        chat=False,
+        stream=bool(request.stream),
+        usage_chunk=_usage_chunk(request),
+    )
 
 
-def _ask(
-    request: ChatRequest | CompletionRequest,
-    prompt_ids: tuple[int, ...],
-    param: str,
-    engine: Engine,
-) -> Ask:
-    if not prompt_ids:
+def _checked(ids: list[int], param: str, engine: Engine) -> tuple[int, ...]:
+    """Return the prompt if there is one and the context window has room for it and an answer."""
+    if not ids:
         raise InvalidRequestError(f"'{param}' is empty: there is nothing to go on.", param=param)
     window = engine.context_window
-    if len(prompt_ids) >= window:
+    if len(ids) >= window:
         raise InvalidRequestError(
-            f"The prompt has {len(prompt_ids)} tokens, and the context window of {engine.model} is "
+            f"The prompt has {len(ids)} tokens, and the context window of {engine.model} is "
             f"{window} tokens including the answer; shorten the prompt.",
             param=param,
             code="context_length_exceeded",
         )
+    return tuple(ids)
+
+
+def _generations(
+    request: ChatRequest | CompletionRequest,
+    prompt_ids: tuple[int, ...],
+    engine: Engine,
+    urgency: Urgency,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: Grammar | None,
+) -> tuple[GenerationRequest, ...]:
+    """Return a request for each choice; they differ in nothing but their seeds."""
     chat = isinstance(request, ChatRequest)
-    return Ask(
-        generation=GenerationRequest(
-            id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+    id_ = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    given = {name: v for name in _SAMPLING if (v := getattr(request, name)) is not None}
+    bias = _logit_bias(request.logit_bias or {}, engine.tokenizer)
+    return tuple(
+        GenerationRequest(
+            id=f"{id_}-{choice}" if choice else id_,
             prompt_ids=prompt_ids,
-            max_tokens=request.new_tokens() or (window if chat else COMPLETION_TOKENS),
-            sampling=request.sampling(),
-            stop=request.stop_strings(),
+            max_tokens=max_tokens,
+            sampling=Sampling(
+                # The first choice is the one that there would be alone.
+                seed=None if request.seed is None else request.seed + choice,
+                logit_bias=bias,
+                **given,
+            ),
+            stop=tuple(stop),
             continues=not chat,
-        ),
-        chat=chat,
-        stream=bool(request.stream),
-        usage_chunk=request.wants_usage(),
+            logprobs=logprobs,
+            grammar=grammar,
+            cache_salt=request.cache_salt or "",
+            priority=urgency.priority,
+            deadline=urgency.deadline,
+        )
+        for choice in range(request.n or 1)
     )
 
 
-def _refuse_chat(request: ChatRequest) -> None:
-    response_format = request.response_format or {"type": "text"}
-    refused = {
-        "tools": bool(request.tools),
-        "tool_choice": request.tool_choice not in (None, "none", "auto"),
-        "functions": bool(request.functions),
-        "function_call": request.function_call not in (None, "none", "auto"),
-        "logprobs": bool(request.logprobs),
-        "top_logprobs": bool(request.top_logprobs),
-        "response_format": response_format.get("type") != "text",
-        "modalities": request.modalities not in (None, ["text"]),
-        "audio": request.audio is not None,
-        "web_search_options": request.web_search_options is not None,
-    }
-    _refuse(refused | _refused_of_both(request))
+def _usage_chunk(request: ChatRequest | CompletionRequest) -> bool:
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise InvalidRequestError(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+    return options is not None and options.include_usage
 
 
-def _refuse_completion(request: CompletionRequest) -> None:
-    refused = {
-        "suffix": bool(request.suffix),
-        "echo": bool(request.echo),
-        "best_of": (request.best_of or 1) > 1,
-        "logprobs": request.logprobs is not None,
-    }
-    _refuse(refused | _refused_of_both(request))
-
-
-def _refused_of_both(request: ChatRequest | CompletionRequest) -> dict[str, bool]:
-    return {
-        "n": (request.n or 1) > 1,
-        "logit_bias": bool(request.logit_bias),
-        "stream_options": request.stream_options is not None and not request.stream,
-    }
-
-
-def _refuse(refused: dict[str, bool]) -> None:
-    for field, wrong in refused.items():
-        if wrong and field == "stream_options":
+def _logit_bias(
+    biases: dict[str, float], tokenizer: ChatTokenizer
+) -> tuple[tuple[int, float], ...]:
+    for id_ in biases:
+        digits = id_.isascii() and id_.isdecimal() and len(id_) < 10
+        if not digits or int(id_) >= tokenizer.vocab_size:
             raise InvalidRequestError(
-                "'stream_options' is only allowed when 'stream' is true.", param=field
+                f"The keys of 'logit_bias' are token ids from 0 to {tokenizer.vocab_size - 1}.",
+                param="logit_bias",
             )
-        if wrong:
-            raise InvalidRequestError(
-                f"This engine does not support '{field}' with this value.",
-                param=field,
-                code="unsupported_parameter",
-            )
+    return tuple((int(id_), bias) for id_, bias in biases.items())
 
 
-def _message(at: int, message: Message) -> dict[str, Any]:
-    """Return the turn as chat templates know it: a role and a text."""
-    where = f"messages[{at}]"
-    if message.role in ("tool", "function"):
-        raise _unsupported(f"{where}.role", "turns of tools")
-    for field in ("tool_calls", "function_call", "audio"):
-        if getattr(message, field):
-            raise _unsupported(f"{where}.{field}", "tool calls and audio")
-    if isinstance(message.content, list):
-        for part in message.content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise _unsupported(f"{where}.content", "parts that are not text")
-    elif message.content is None:
-        raise InvalidRequestError(f"'{where}.content' is missing.", param=f"{where}.content")
-    # OpenAI renamed `system` to `developer`; the templates of open models know only the former.
-    role = "system" if message.role == "developer" else message.role
-    turn = {"role": role, "content": message.text()}
-    return turn if message.name is None else turn | {"name": message.name}
-
-
-def _unsupported(param: str, what: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"This engine does not support {what}, as in '{param}'.",
-        param=param,
-        code="unsupported_parameter",
-    )
-
-
-def _prompt_ids(prompt: str | list[str | int], tokenizer: ChatTokenizer) -> tuple[int, ...]:
+def _prompt_ids(prompt: str | list[str | int], tokenizer: ChatTokenizer) -> list[int]:
     if isinstance(prompt, str):
-        return tuple(tokenizer.encode(prompt))
+        return tokenizer.encode(prompt)
     texts = [part for part in prompt if isinstance(part, str)]
     ids = [part for part in prompt if isinstance(part, int)]
     if len(texts) == 1 and not ids:
-        return tuple(tokenizer.encode(texts[0]))
+        return tokenizer.encode(texts[0])
     if texts:
         raise InvalidRequestError(
             "One request takes one prompt: a text, or a list of token ids.", param="prompt"
@@ -183,4 +211,4 @@ def _prompt_ids(prompt: str | list[str | int], tokenizer: ChatTokenizer) -> tupl
         raise InvalidRequestError(
             f"Token ids go from 0 to {tokenizer.vocab_size - 1}.", param="prompt"
         )
-    return tuple(ids)
+    return ids

@@ -6,13 +6,18 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Annotated
 
+import msgspec
 from aiohttp import web
 
+from engine_core.choices import side_by_side
 from engine_core.errors import ApiError, EngineFailureError, InvalidRequestError
-from engine_core.requests import Ask, read_chat, read_completion
-from engine_core.responses import ResponseWriter, error_event, to_json
-from engine_core.types import Engine, Event, FinishEvent, Usage
+from engine_core.openai import parse_body, parse_json_object
+from engine_core.requests import Ask, Read, read_chat, read_completion
+from engine_core.responses import StreamWriter, WholeWriter, error_event, to_json
+from engine_core.types import Engine, Event, FinishEvent
+from engine_core.urgency import read_urgency
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 INLINE_BODY_BYTES = 2000
@@ -22,12 +27,14 @@ _LOCAL_HOST = re.compile(
     r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE
 )
 _PATHS = (
-    "This engine has POST /v1/chat/completions and /v1/completions, and GET /v1/models, "
-    "/engine/health and /engine/stats."
+    "This engine has POST /v1/chat/completions, /v1/completions and /engine/pressure, and GET "
+    "/v1/models, /engine/health and /engine/stats."
 )
 
 _log = logging.getLogger("tidegate.engine")
 
+Indexed = AsyncGenerator[tuple[int, Event], None]
+"""Events of all choices, each with the index of its choice."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -46,7 +53,12 @@ def make_app(engine: Engine) -> web.Application:
     app.router.add_get("/v1/models", server.models)
     app.router.add_get("/engine/health", server.health)
     app.router.add_get("/engine/stats", server.stats)
+    app.router.add_post("/engine/pressure", server.pressure)
     return app
+
+
+class _Pressure(msgspec.Struct, forbid_unknown_fields=True):
+    level: Annotated[int, msgspec.Meta(ge=0, le=4)]
 
 
 class _Server:
@@ -75,27 +87,41 @@ class _Server:
                 "status": "ok",
                 "model": self._engine.model,
                 "context_window": self._engine.context_window,
-                "capabilities": [],
+                "capabilities": self._capabilities(),
             }
         )
 
     async def stats(self, _: web.Request) -> web.Response:
         return _json(self._engine.stats())
 
-    async def _answer(
-        self, request: web.Request, read: Callable[[bytes, Engine], Ask]
-    ) -> web.StreamResponse:
+    async def pressure(self, request: web.Request) -> web.Response:
+        asked = parse_body(parse_json_object(await _body(request)), _Pressure)
+        return _json(await self._engine.pressure(asked.level))
+
+    def _capabilities(self) -> list[str]:
+        """Return what the engine does beyond text for text, in the words of the router."""
+        tokenizer = self._engine.tokenizer
+        json = ["json"] if tokenizer.follows_grammars else []
+        tools = ["tools"] if tokenizer.tool_format else []
+        return [*json, "logit_bias", "logprobs", "n", *tools]
+
+    async def _answer(self, request: web.Request, read: Read) -> web.StreamResponse:
+        urgency = read_urgency(request.headers, time.monotonic())
         body = await _body(request)
         if len(body) <= INLINE_BODY_BYTES:
-            ask = read(body, self._engine)
+            ask = read(body, self._engine, urgency)
         else:
-            ask = await asyncio.to_thread(read, body, self._engine)
-        writer = ResponseWriter(ask, self._engine.model)
+            ask = await asyncio.to_thread(read, body, self._engine, urgency)
+        if ask.grammar is not None:
+            # Compiled here, where a wrong one is still the client's mistake and nothing waits.
+            await asyncio.to_thread(self._engine.tokenizer.matcher, ask.grammar)
         watch = _Watch(ask)
+        events = side_by_side([self._engine.generate(each) for each in ask.generations])
         try:
-            async with aclosing(watch.over(self._engine.generate(ask.generation))) as events:
-                deliver = _stream if ask.stream else _whole
-                return await deliver(request, events, writer)
+            async with aclosing(watch.over(events)) as watched:
+                if ask.stream:
+                    return await _stream(request, watched, StreamWriter(ask, self._engine))
+                return await _whole(watched, WholeWriter(ask, self._engine), slow=ask.logprobs)
         finally:
             watch.report()
 
@@ -104,71 +130,74 @@ class _Watch:
     """Times one request and writes its log line. Texts are never logged."""
 
     def __init__(self, ask: Ask) -> None:
-        self._request = ask.generation
+        self._ask = ask
         self._began = time.monotonic()
         self._first: float | None = None
-        self._reason = "cancelled"
-        self._usage: Usage | None = None
+        self._finished: list[FinishEvent] = []
+        self._error: str | None = None
 
-    async def over(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async def over(self, events: Indexed) -> Indexed:
         """Pass the events on; closing this closes them."""
         try:
             async with aclosing(events):
-                async for event in events:
+                async for index, event in events:
                     if self._first is None:
                         self._first = time.monotonic()
                     if isinstance(event, FinishEvent):
-                        self._reason, self._usage = event.reason, event.usage
-                    yield event
+                        self._finished.append(event)
+                    yield index, event
         except ApiError as error:
-            self._reason = error.code or error.type
+            self._error = error.code or error.type
             raise
 
     def report(self) -> None:
         now = time.monotonic()
-        tokens = self._usage.completion_tokens if self._usage else None
         first = self._first
+        generations = self._ask.generations
+        ended = len(self._finished) == len(generations)
+        tokens = sum(each.usage.completion_tokens for each in self._finished)
         # The first token came with the first event; the rate is that of those after it.
-        rate = (tokens - 1) / (now - first) if tokens and tokens > 1 and first else None
+        rate = (tokens - 1) / (now - first) if ended and tokens > 1 and first else None
+        reasons = ",".join(dict.fromkeys(each.reason for each in self._finished))
         _log.info(
-            "request id=%s tokens_in=%d tokens_out=%s ttft_ms=%s tokens_per_s=%s finish=%s",
-            self._request.id,
-            len(self._request.prompt_ids),
-            "-" if tokens is None else tokens,
+            "request id=%s choices=%d tokens_in=%d tokens_out=%s ttft_ms=%s tokens_per_s=%s "
+            "finish=%s",
+            generations[0].id,
+            len(generations),
+            len(generations[0].prompt_ids),
+            tokens if ended else "-",
             "-" if first is None else round((first - self._began) * 1e3),
             "-" if rate is None else f"{rate:.1f}",
-            self._reason,
+            self._error or (reasons if ended else "cancelled"),
         )
 
 
-async def _whole(
-    _: web.Request, events: AsyncGenerator[Event, None], writer: ResponseWriter
-) -> web.Response:
-    texts: list[str] = []
-    async for event in events:
-        if isinstance(event, FinishEvent):
-            body = writer.whole("".join(texts), event.reason, event.usage)
-            return web.Response(body=body, content_type="application/json")
-        texts.append(event.text)
-    raise EngineFailureError("The engine ended without finishing the answer.")
+async def _whole(events: Indexed, writer: WholeWriter, *, slow: bool) -> web.Response:
+    async for index, event in events:
+        writer.take(index, event)
+    body = await asyncio.to_thread(writer.body) if slow else writer.body()
+    return web.Response(body=body, content_type="application/json")
 
 
 async def _stream(
-    request: web.Request, events: AsyncGenerator[Event, None], writer: ResponseWriter
+    request: web.Request, events: Indexed, writer: StreamWriter
 ) -> web.StreamResponse:
     # The status is sent with the first event, so that what fails before it is a true HTTP error.
-    event = await anext(events)
+    arrived = await anext(events, None)
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     )
     await response.prepare(request)
     pending = writer.opening()
     try:
-        while not isinstance(event, FinishEvent):
-            await response.write(pending + writer.piece(event.text))
-            pending = b""
-            event = await anext(events)
-        pending += writer.closing(event.reason, event.usage)
+        while arrived is not None:
+            pending += writer.take(*arrived)
+            # What ends a choice goes out with what follows it, mostly the end of the stream.
+            if pending and not isinstance(arrived[1], FinishEvent):
+                await response.write(pending)
+                pending = b""
+            arrived = await anext(events, None)
+        pending += writer.closing()
     except ApiError as error:
         pending += error_event(error)
     await response.write(pending)

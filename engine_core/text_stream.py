@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from engine_core.tool_calls import TOOL_MARKS
 from engine_core.types import TextStream
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -24,23 +25,39 @@ def stream_maker(tokenizer: tokenizers.Tokenizer) -> Callable[[bool], TextStream
     """Return what makes a new stream for this tokenizer, by the kind of its decoder.
 
     The maker's argument says whether the stream continues a text instead of beginning one: then
-    SentencePiece's leading space is a space. Special tokens have no text in a stream.
+    SentencePiece's leading space is a space. Tokens of `silent_ids` have no text in a stream.
     """
-    special = frozenset(
-        id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    to_bytes = spelling(tokenizer)
+    if to_bytes is None:
+        return lambda _: _AnyStream(tokenizer)
+    silent = silent_ids(tokenizer)
+    strips = any(step["type"] == "Strip" for step in _decoder_steps(tokenizer))
+    return lambda continues: _ByteStream(
+        tokenizer, silent, to_bytes, strip=strips and not continues
     )
+
+
+def silent_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    """Return the special tokens, which are never text, except for those that mark tool calls."""
+    return frozenset(
+        id_
+        for id_, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special and token.content not in TOOL_MARKS
+    )
+
+
+def spelling(tokenizer: tokenizers.Tokenizer) -> Callable[[str], bytes] | None:
+    """Return what gives a token's bytes by its name in the vocabulary.
+
+    None where the bytes of a token depend on its neighbours.
+    """
     steps = _decoder_steps(tokenizer)
-    names = [step["type"] for step in steps]
-    if names == ["ByteLevel"]:
-        return lambda _: _ByteStream(tokenizer, special, _byte_level_bytes, strip=False)
-    if sorted(set(names) - {"Strip"}) == ["ByteFallback", "Fuse", "Replace"] and _is_metaspace(
-        steps
-    ):
-        strips = "Strip" in names
-        return lambda continues: _ByteStream(
-            tokenizer, special, _sentencepiece_bytes, strip=strips and not continues
-        )
-    return lambda _: _AnyStream(tokenizer)
+    names = {step["type"] for step in steps}
+    if names == {"ByteLevel"}:
+        return _byte_level_bytes
+    if names - {"Strip"} == {"ByteFallback", "Fuse", "Replace"} and _is_metaspace(steps):
+        return _sentencepiece_bytes
+    return None
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
@@ -70,19 +87,19 @@ class _ByteStream:
     def __init__(
         self,
         tokenizer: tokenizers.Tokenizer,
-        special: frozenset[int],
+        silent: frozenset[int],
         to_bytes: Callable[[str], bytes],
         *,
         strip: bool,
     ) -> None:
         self._token = tokenizer.id_to_token
-        self._special = special
+        self._silent = silent
         self._to_bytes = to_bytes
         self._strip = strip
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        if token_id in self._special:
+        if token_id in self._silent:
             return ""
         # Models pad their vocabulary; an id behind the tokenizer's last one has no text.
         token = self._token(token_id)

@@ -10,9 +10,12 @@ from engine_core.chat_template import ChatTemplate
 from engine_core.errors import InvalidRequestError, ModelError
 from engine_core.gguf_file import GgufFile, read_gguf
 from engine_core.gguf_tokenizer import gguf_tokenizer, wants_bos
+from engine_core.grammar import Grammar
+from engine_core.grammar_compiler import GrammarCompiler, TokenMatcher
 from engine_core.model_check import read_json
 from engine_core.models import ModelFiles
-from engine_core.text_stream import stream_maker
+from engine_core.text_stream import spelling, stream_maker
+from engine_core.tool_calls import ToolFormat
 from engine_core.types import TextStream
 
 END_OF_TURN = (
@@ -42,6 +45,7 @@ class Tokenizer:
         bos_id: Token that starts a plain prompt, or None.
         eos_ids: Tokens that the model files say end a turn; those of `END_OF_TURN` are added.
         template: The chat template, or None for a base model.
+        tool_template: The template for conversations with tools, where that is another one.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Tokenizer:
         bos_id: int | None,
         eos_ids: Iterable[int],
         template: ChatTemplate | None,
+        tool_template: ChatTemplate | None = None,
     ) -> None:
         core.no_truncation()
         core.no_padding()
@@ -62,11 +67,14 @@ class Tokenizer:
         self._core = core
         self._bos_id = bos_id
         self._template = template
+        self._tool_template = tool_template or template
         self._new_stream = stream_maker(core)
+        self._to_bytes = spelling(core)
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
         self.eos_ids: frozenset[int] = frozenset(eos_ids) | {
             special[token] for token in END_OF_TURN if token in special
         }
+        self._grammars = GrammarCompiler(core, self.eos_ids)
 
     @classmethod
     def load(cls, files: ModelFiles) -> "Tokenizer":
@@ -88,7 +96,21 @@ class Tokenizer:
         ids = self._ids(text, param="prompt")
         return ids if self._bos_id is None else [self._bos_id, *ids]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether answers can be held to a grammar; see `ChatTokenizer.matcher`."""
+        return self._to_bytes is not None and bool(self.eos_ids)
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls; see `ChatTokenizer.tool_format`."""
+        return self._tool_template.tool_format if self._tool_template else None
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Return the ids of a conversation, ending where the assistant is to go on.
 
         Control tokens spelled out in a message count as control tokens, as in transformers: the
@@ -97,16 +119,32 @@ class Tokenizer:
         Raises:
             InvalidRequestError: the model has no chat template, or it refuses the messages.
         """
-        if self._template is None:
+        with_tools = tools or any(turn["role"] == "tool" for turn in messages)
+        template = self._tool_template if with_tools else self._template
+        if template is None:
             raise InvalidRequestError(
                 "This model has no chat template, so it cannot chat; use /v1/completions.",
                 code="chat_template_missing",
             )
-        return self._ids(self._template.render(messages), param="messages")
+        return self._ids(template.render(messages, tools), param="messages")
 
     def stream(self, *, continues: bool = False) -> TextStream:
         """Return a detokeniser for one generated sequence; see `ChatTokenizer.stream`."""
         return self._new_stream(continues)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for in a text, or the name of a control token."""
+        name: str | None = self._core.id_to_token(token_id)
+        if name is None:  # models pad their vocabulary
+            return b""
+        if self._to_bytes is None:
+            text: str = self._core.decode([token_id], skip_special_tokens=False)
+            return text.encode()
+        return self._to_bytes(name)
+
+    def matcher(self, grammar: Grammar) -> TokenMatcher:
+        """Return what holds one answer to a grammar; see `ChatTokenizer.matcher`."""
+        return self._grammars.matcher(grammar)
 
     def _ids(self, text: str, *, param: str) -> list[int]:
         try:
@@ -134,11 +172,13 @@ def _from_gguf(file: GgufFile) -> Tokenizer:
         if (id_ := ids[name]) is not None
     }
     source = metadata.get("tokenizer.chat_template")
+    tool_source = metadata.get("tokenizer.chat_template.tool_use")
     return Tokenizer(
         core,
         bos_id=ids["bos"] if wants_bos(file) else None,
         eos_ids=[id_ for name in ("eos", "eot", "eom") if (id_ := ids[name]) is not None],
         template=ChatTemplate(source, variables) if source else None,
+        tool_template=ChatTemplate(tool_source, variables) if tool_source else None,
     )
 
 
@@ -157,12 +197,16 @@ def _from_folder(folder: Path) -> Tokenizer:
             )
         )
     }
-    source = _template_source(folder, config)
+    source = _template_source(folder, "chat_template.jinja", config, "default")
+    tool_source = _template_source(
+        folder, "additional_chat_templates/tool_use.jinja", config, "tool_use"
+    )
     return Tokenizer(
         core,
         bos_id=_bos_id(core, config, named.get("bos_token")),
         eos_ids=_eos_ids(core, folder, named.get("eos_token")),
         template=ChatTemplate(source, named) if source else None,
+        tool_template=ChatTemplate(tool_source, named) if tool_source else None,
     )
 
 
@@ -195,18 +239,18 @@ def _eos_ids(core: tokenizers.Tokenizer, folder: Path, eos_token: str | None) ->
     return found
 
 
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _template_source(folder: Path, file: str, config: Mapping[str, Any], name: str) -> str | None:
+    """Return a template out of a file of its own, or the one of a name in the configuration."""
     try:
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        return (folder / file).read_text(encoding="utf-8")
     except FileNotFoundError:
-        source = config.get("chat_template")
+        sources = config.get("chat_template")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{folder / 'chat_template.jinja'} cannot be read: {error}") from error
-    if isinstance(source, list):  # several named templates; the others are for tools and RAG
-        named = (each for each in source if isinstance(each, dict))
-        source = next(
-            (each.get("template") for each in named if each.get("name") == "default"), None
-        )
+        raise ModelError(f"{folder / file} cannot be read: {error}") from error
+    if not isinstance(sources, list):  # the only one
+        sources = [{"name": "default", "template": sources}]
+    named = (each for each in sources if isinstance(each, dict) and each.get("name") == name)
+    source = next((each.get("template") for each in named), None)
     return source if isinstance(source, str) else None
 
 

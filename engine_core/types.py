@@ -1,10 +1,18 @@
 """Requests into an engine and events out of it: the vocabulary of every engine."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
+
+from engine_core.grammar import Grammar
+from engine_core.tool_calls import ToolFormat
+
+if TYPE_CHECKING:
+    # Only engines need the libraries behind it.
+    from engine_core.grammar_compiler import TokenMatcher
 
 FinishReason = Literal["stop", "length"]
 
@@ -25,6 +33,14 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits, -100 to 100, before everything else."""
+
+
+PRIORITIES: Mapping[str, int] = MappingProxyType(
+    {"critical": 0, "standard": 1, "sheddable": 2, "batch": 3}
+)
+"""The classes of requests; smaller goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +56,13 @@ class GenerationRequest:
         stop: Strings that end the text; they are not part of it.
         continues: The answer goes on in the prompt's own text, as in plain completions, so that a
             space before its first word belongs to it.
+        logprobs: How many of the likeliest tokens to report at each place, 0 for the drawn one
+            alone; None reports nothing.
+        grammar: What the text must match; None for any text.
+        cache_salt: Keys and values of earlier prompts are used again only for requests with the
+            same salt: one per tenant.
+        priority: A value of `PRIORITIES`.
+        deadline: `time.monotonic()` after which the answer is worth nothing; None for never.
     """
 
     id: str
@@ -48,21 +71,40 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     continues: bool = False
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+    cache_salt: str = ""
+    priority: int = PRIORITIES["standard"]
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens in and out of one request."""
+    """Tokens in and out of one request; `cached_tokens` of the prompt were not computed again."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One drawn token, its natural-log probability and the likeliest ones at its place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """A non-empty piece of text that ends on a character boundary."""
+    """A piece of text that ends on a character boundary; it may be empty if it has logprobs.
+
+    `logprobs` has the tokens drawn since the event before, where the request asked for them.
+    """
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +134,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_total: int
     failed_total: int
     uptime_seconds: float
+    cached_prompt_tokens_total: int = 0
+    """Prompt tokens whose keys and values an earlier request had left."""
+    memory: dict[str, int] = {}
+    """Where the process's bytes are; the parts add up to about `rss_bytes`."""
     details: dict[str, str | int | float | bool] = {}
     """What only this kind of engine has: provider, precision, device, step mode."""
 
@@ -125,11 +171,25 @@ class ChatTokenizer(Protocol):
         """Return the ids of a plain completion prompt."""
         ...
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    @property
+    def follows_grammars(self) -> bool:
+        """Whether `matcher` can hold answers to a grammar at all."""
+        ...
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls; None if it cannot be offered tools."""
+        ...
+
+    def encode_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
         """Return the ids of a conversation up to where the assistant speaks.
 
         Args:
-            messages: Turns whose `role` and `content` are text.
+            messages: Turns whose `role` and `content` are text; the arguments of `tool_calls` are
+                objects.
+            tools: What the assistant may call, as in OpenAI's API; needs a `tool_format`.
 
         Raises:
             InvalidRequestError: the model's chat template refuses the conversation.
@@ -142,6 +202,26 @@ class ChatTokenizer(Protocol):
         Args:
             continues: The sequence goes on in a text; otherwise it begins one, and a tokenizer that
                 marks the beginning with a space takes it away.
+        """
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for in a text, or the name of a control token.
+
+        It may be a part of a character, and nothing for an id that only pads the vocabulary.
+        """
+        ...
+
+    def matcher(self, grammar: Grammar) -> "TokenMatcher":
+        """Return what holds one answer to a grammar, from the answer's beginning.
+
+        A grammar that is new to the tokenizer is compiled, which takes from tenths of a second to
+        seconds; so ask once, away from any event loop, when the request is read. Grammars of late
+        are kept, and asking again takes some 20 µs.
+
+        Raises:
+            InvalidRequestError: the grammar is wrong, uses what is not supported, or takes too much
+                time or memory; or the tokenizer cannot do it. Names the grammar's `param`.
         """
         ...
 
@@ -182,6 +262,15 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """Return a reading; cheap, callable from the event loop at any time."""
+        ...
+
+    async def pressure(self, level: int) -> dict[str, int]:
+        """Give memory back at once, more of it at higher levels; return bytes before and after.
+
+        Args:
+            level: 0 to 4, normal to emergency. At every level working memory that no step is using
+                goes; from 2 on also what is kept for requests that may come back.
+        """
         ...
 
     async def close(self) -> None:

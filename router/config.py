@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from engine_core.byte_sizes import parse_bytes
 from engine_core.errors import ModelError, TidegateError
 from engine_core.model_names import is_local, local_path
 from engine_core.model_names import name_fault as model_fault
@@ -24,8 +25,9 @@ ENVIRONMENT = "TIDEGATE_CONFIG"
 SYSTEM_FILE = Path("/etc/tidegate/config.yaml")
 MIB = 1024 * 1024
 
-_ENGINE_ONLY = ("threads", "max_waiting", "device", "dtype")
+_EDGE_ENGINE_ONLY = ("slots", "kv_memory", "step_memory")
 _CLOUD_ENGINE_ONLY = ("device", "dtype")
+_ENGINE_ONLY = ("threads", "max_waiting", *_EDGE_ENGINE_ONLY, *_CLOUD_ENGINE_ONLY)
 _URL_ONLY = ("key_file", "key_env", "insecure")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 """Capitals only: many keys (`hf_…`, `gsk_…`) would pass for a name in small letters."""
@@ -54,7 +56,7 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that can answer: a child engine (`engine`) or an OpenAI-compatible server (`url`).
 
     `context` is in tokens; None means the model's own window (engine) or unknown (url).
-    `threads` None leaves the number to the engine.
+    `threads`, `slots`, `kv_memory` and `step_memory` None leave the number to the engine.
     """
 
     tier: Literal["edge", "cloud"]
@@ -64,6 +66,9 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: Annotated[int, Meta(ge=16, le=16 * MIB)] | None = None
     threads: Count | None = None
     max_waiting: Count = 64
+    slots: Count | None = None
+    kv_memory: Text | None = None
+    step_memory: Text | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     key_file: Text | None = None
@@ -215,14 +220,25 @@ def _check_target(target: TargetConfig, spot: Spot, folder: Path) -> None:
     other = "url" if target.engine else "engine"
     for key in filter(spot.has, foreign):
         spot.problem(f"'{key}' belongs to a target with '{other}', and this one has '{kind}'", key)
-    if target.engine and target.engine != "cloud":
-        for key in filter(spot.has, _CLOUD_ENGINE_ONLY):
-            spot.problem(f"'{key}' is only for engine: cloud", key)
+    for engine, keys in (("edge", _EDGE_ENGINE_ONLY), ("cloud", _CLOUD_ENGINE_ONLY)):
+        if target.engine and target.engine != engine:
+            for key in filter(spot.has, keys):
+                spot.problem(f"'{key}' is only for engine: {engine}", key)
+    _check_sizes(target, spot)
     if target.engine in ("edge", "cloud"):
         _check_model(target, spot, folder)
     if target.url and (fault := url_fault(target.url, insecure=target.insecure)):
         spot.problem(fault, "url")
     _check_key(target, spot, folder)
+
+
+def _check_sizes(target: TargetConfig, spot: Spot) -> None:
+    for key, size in (("kv_memory", target.kv_memory), ("step_memory", target.step_memory)):
+        if size is not None:
+            try:
+                parse_bytes(size)
+            except ValueError as error:
+                spot.problem(str(error), key)
 
 
 def _check_model(target: TargetConfig, spot: Spot, folder: Path) -> None:

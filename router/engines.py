@@ -21,6 +21,12 @@ def serve_command(target: TargetConfig, socket: Path) -> list[str]:
         command += ["--context", str(target.context)]
     if target.threads is not None:
         command += ["--threads", str(target.threads)]
+    if target.slots is not None:
+        command += ["--slots", str(target.slots)]
+    if target.kv_memory is not None:
+        command += ["--kv-memory", target.kv_memory]
+    if target.step_memory is not None:
+        command += ["--step-memory", target.step_memory]
     if target.engine == "cloud":
         command += ["--device", target.device, "--dtype", target.dtype]
     return command

@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine_core.errors",
         "engine_core.http_log",
         "engine_core.openai",
+        "engine_core.urgency",
     ),
     "router": ("router", "policies", "engine_core"),
 }

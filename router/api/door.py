@@ -11,6 +11,7 @@ from aiohttp import web
 
 from engine_core.errors import ApiError, InvalidRequestError, OverloadedError
 from engine_core.http_log import http_log
+from engine_core.urgency import read_urgency
 from router.api.call import CHAT, COMPLETIONS, Call, Route
 from router.api.errors import (
     OUR_FAULT,
@@ -129,10 +130,17 @@ class Door:
         try:
             async with asyncio.timeout(TOTAL_SECONDS) as timer:
                 with self.in_flight.hold(timer):
+                    urgency = read_urgency(request.headers, record.started)
                     call = await self._read(request, route, record)
                     decision = self._choose(call, record)
                     exchange = Exchange(
-                        request, route, call, decision, targets=self._targets, record=record
+                        request,
+                        route,
+                        call,
+                        urgency,
+                        decision,
+                        targets=self._targets,
+                        record=record,
                     )
                     return await exchange.run()
         except TimeoutError:

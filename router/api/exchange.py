@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from engine_core.urgency import Urgency
 from router.api.call import Call, Route
 from router.api.errors import error_event, failure_error
 from router.decide.decision import Decision
@@ -29,6 +30,7 @@ class Exchange:
         request: The client's.
         route: The endpoint it came in on.
         call: What it asks for.
+        urgency: How much it matters and until when; targets are told.
         decision: Whom to ask, in order.
         targets: All targets by name.
         record: Kept true for metrics and log.
@@ -39,6 +41,7 @@ class Exchange:
         request: web.Request,
         route: Route,
         call: Call,
+        urgency: Urgency,
         decision: Decision,
         *,
         targets: Mapping[str, Target],
@@ -47,6 +50,7 @@ class Exchange:
         self._request = request
         self._route = route
         self._call = call
+        self._urgency = urgency
         self._decision = decision
         self._targets = targets
         self._record = record
@@ -83,6 +87,8 @@ class Exchange:
         """
         failures: list[tuple[Target, UpstreamFailure]] = []
         for name in self._decision.chosen:
+            if self._urgency.deadline is not None and time.monotonic() >= self._urgency.deadline:
+                raise UpstreamFailure(Outcome.DEADLINE, "The request's deadline has passed.")
             self._note_failover(failures)
             target = self._targets[name]
             self._blame(target)
@@ -117,13 +123,15 @@ class Exchange:
 
     async def _fetch(self, target: Target) -> web.Response:
         body = await self._body_for(target)
-        answer = await target.client.fetch(self._route.path, body, self._call.choices)
+        urgency = self._urgency.headers(time.monotonic())
+        answer = await target.client.fetch(self._route.path, body, self._call.choices, urgency)
         self._record.bytes_out = len(answer)
         return web.Response(body=answer, content_type="application/json", headers=self.headers())
 
     async def _stream(self, target: Target) -> web.StreamResponse:
         body = await self._body_for(target)
-        pieces = target.client.stream(self._route.path, body, self._call.choices)
+        urgency = self._urgency.headers(time.monotonic())
+        pieces = target.client.stream(self._route.path, body, self._call.choices, urgency)
         async with contextlib.aclosing(pieces):
             first = await anext(pieces)
             self._record.first_token = time.monotonic()

@@ -25,6 +25,7 @@ _FIELD = {
     "images": "messages",
     "audio": "audio",
     "prompts": "prompt",
+    "custom_tools": "tools",
     "web_search": "web_search_options",
 }
 """The request field that asks for a capability, where it is not called the same."""

@@ -36,9 +36,9 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
         ask: What the person last asked for; with the ask before it if it only says "go on".
         prompt_tokens: Estimate of its tokens, rather too many than too few.
         new_tokens: Limit on generated tokens, None if the client set none.
-        needs: What a target must be able to do beyond answering text with text: `tools`, `json`,
-            `images`, `audio`, `logprobs`, `n`, `logit_bias`, `web_search`, `suffix`, `echo`,
-            `prompts`.
+        needs: What a target must be able to do beyond answering text with text: `tools`,
+            `custom_tools`, `functions`, `json`, `images`, `audio`, `logprobs`, `n`, `logit_bias`,
+            `web_search`, `moderation`, `suffix`, `echo`, `best_of`, `prompts`.
     """
 
     ask: str
@@ -57,6 +57,8 @@ def view_chat(request: ChatRequest) -> RequestView:
         needs=_named(
             {
                 "tools": _uses_tools(request),
+                "custom_tools": _uses_custom_tools(request),
+                "functions": _uses_functions(request),
                 "json": (request.response_format or {}).get("type", "text") != "text",
                 "images": "image" in (kinds := _part_kinds(request.messages)),
                 "audio": request.audio is not None
@@ -66,6 +68,7 @@ def view_chat(request: ChatRequest) -> RequestView:
                 "n": (request.n or 1) > 1,
                 "logit_bias": bool(request.logit_bias),
                 "web_search": request.web_search_options is not None,
+                "moderation": request.moderation is not None,
             }
         ),
     )
@@ -83,10 +86,11 @@ def view_completion(request: CompletionRequest) -> RequestView:
         needs=_named(
             {
                 "logprobs": request.logprobs is not None,
-                "n": max(request.n or 1, request.best_of or 1) > 1,
+                "n": (request.n or 1) > 1,
                 "logit_bias": bool(request.logit_bias),
                 "suffix": bool(request.suffix),
                 "echo": bool(request.echo),
+                "best_of": request.best_of not in (None, request.n or 1),
                 "prompts": len(texts) > 1,
             }
         ),
@@ -103,12 +107,28 @@ def _ask(messages: Sequence[Message], texts: Sequence[str]) -> str:
 
 
 def _uses_tools(request: ChatRequest) -> bool:
+    # With "none" a model may not call them, and one that could not loses nothing.
     return bool(
-        request.tools
-        or request.functions
+        (request.tools and request.tool_choice != "none")
         or request.tool_choice not in (None, "none", "auto")
+        or any(m.role == "tool" or m.tool_calls for m in request.messages)
+    )
+
+
+def _uses_custom_tools(request: ChatRequest) -> bool:
+    """Return whether a tool is no function, or the choice among them is no function or word."""
+    tools = [*(request.tools or ()), *(c for m in request.messages for c in m.tool_calls or ())]
+    if isinstance(request.tool_choice, dict):
+        tools.append(request.tool_choice)
+    return any(tool.get("type") != "function" for tool in tools)
+
+
+def _uses_functions(request: ChatRequest) -> bool:
+    """Return whether the old form of tools is used."""
+    return bool(
+        request.functions
         or request.function_call not in (None, "none", "auto")
-        or any(m.role in ("tool", "function") or m.tool_calls for m in request.messages)
+        or any(m.role == "function" or m.function_call for m in request.messages)
     )
 
 

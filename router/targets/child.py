@@ -81,11 +81,9 @@ class ChildEngine:
         on_ready: Callable[[bool], None],
     ) -> None:
         self.name = name
-        # Until its first health check an engine is taken to do nothing but text: a request for more
-        # is refused for good, and not told to come back for an answer that never changes.
-        self.condition = Condition(
-            state="starting", reason="starting", model=model, capabilities=frozenset()
-        )
+        # Until its first health check an engine may be able to do anything: a request is told to
+        # come back, and not refused for good on a guess.
+        self.condition = Condition(state="starting", reason="starting", model=model)
         self.settled = asyncio.Event()
         """Set once the first start has succeeded or failed."""
         self._command = command

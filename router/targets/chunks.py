@@ -182,6 +182,8 @@ def error_failure(
             code=code,
             param=error.param if isinstance(error.param, str) and _is_word(error.param) else None,
         )
+    if code == Outcome.DEADLINE:
+        return UpstreamFailure(Outcome.DEADLINE, "The request's deadline has passed.")
     if status == 429:
         return UpstreamFailure(
             Outcome.RATE_LIMITED, "The target's rate limit is reached.", retry_after=wait

@@ -1,10 +1,10 @@
 """HTTP client of one target, over TCP or a UNIX socket: one request, one answer or one failure."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Self
 
 import aiohttp
@@ -26,13 +26,14 @@ MAX_ANSWER_BYTES = 32 << 20
 MAX_ERROR_BYTES = 64 << 10
 MAX_LIFECYCLE_BYTES = 64 << 10
 """Most bytes of role chunks and empty deltas that are held before the first content."""
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class UpstreamClient:
     """Talks to one OpenAI-compatible server.
 
     Redirects are failures, nothing is decompressed, no cookie is kept, no proxy of the
-    environment is used, and the client's own headers are never forwarded.
+    environment is used, and of the client's own headers only what the caller names is forwarded.
 
     Args:
         base_url: Where `/chat/completions` is appended, e.g. `https://host/v1`.
@@ -72,23 +73,28 @@ class UpstreamClient:
         """Close all connections; requests under way fail."""
         await self._session.close()
 
-    async def fetch(self, path: str, body: bytes, choices: int) -> bytes:
+    async def fetch(
+        self, path: str, body: bytes, choices: int, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> bytes:
         """Send a request and return the checked body of its answer.
 
         Args:
             path: Below the base URL, e.g. `/chat/completions`.
             body: JSON, with `stream` false or absent.
             choices: How many choices the request asks for.
+            headers: Of this request, beside those of every request.
 
         Raises:
             UpstreamFailure: for everything that is not a complete answer.
         """
-        async with self._post(path, body) as response:
+        async with self._post(path, body, headers) as response:
             answer = await _read(response, MAX_ANSWER_BYTES)
         await sized(len(answer), check_answer, answer, choices, self._secrets)
         return answer
 
-    async def stream(self, path: str, body: bytes, choices: int) -> AsyncGenerator[bytes]:
+    async def stream(
+        self, path: str, body: bytes, choices: int, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> AsyncGenerator[bytes]:
         """Send a request and yield the bytes of its event stream.
 
         The first piece is yielded at the commit: it holds the first content, tool or reasoning
@@ -104,7 +110,7 @@ class UpstreamClient:
         framer = SseFramer()
         held = b""
         sent = False
-        async with self._post(path, body) as response:
+        async with self._post(path, body, headers) as response:
             if response.content_type != "text/event-stream":
                 # A server that ignores `stream`, or a proxy's page: read what it says.
                 answer = await _read(response, MAX_ERROR_BYTES)
@@ -137,10 +143,12 @@ class UpstreamClient:
             yield b"data: [DONE]\n\n"
 
     @asynccontextmanager
-    async def _post(self, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _post(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Post the body and yield a response with status 200; close it on every path."""
         try:
-            response = await self._send(path, body)
+            response = await self._send(path, body, headers)
             try:
                 if response.status != 200:
                     if 300 <= response.status < 400:
@@ -171,25 +179,27 @@ class UpstreamClient:
                 f"The connection to the target broke ({type(error).__name__}).",
             ) from None
 
-    async def _send(self, path: str, body: bytes) -> aiohttp.ClientResponse:
+    async def _send(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
         """Post once; once more if a kept connection turned out to be dead."""
         context = SimpleNamespace(reused=False)
         try:
-            return await self._post_once(path, body, context)
+            return await self._post_once(path, body, headers, context)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             # The server closed an idle connection just as we took it: nobody has read the
             # request. On a fresh connection the same error means that the server broke.
             if not context.reused:
                 raise
-        return await self._post_once(path, body, SimpleNamespace())
+        return await self._post_once(path, body, headers, SimpleNamespace())
 
     async def _post_once(
-        self, path: str, body: bytes, context: SimpleNamespace
+        self, path: str, body: bytes, headers: Mapping[str, str], context: SimpleNamespace
     ) -> aiohttp.ClientResponse:
         return await self._session.post(
             self._base_url + path,
             data=body,
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", **headers},
             allow_redirects=False,
             trace_request_ctx=context,
         )

@@ -16,7 +16,7 @@ class Condition:
         model: The model name to send to it.
         context_window: Most tokens of one sequence; None if unknown.
         capabilities: What it takes beyond plain text (`tools`, `json`, ...); None for a
-            foreign server, which may take anything.
+            foreign server and for an engine that is not known yet, which may take anything.
     """
 
     state: State

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
+import jsonschema
 import openai
 import pytest
 from engine_kinds import CONTEXT, Kind
 from engine_process import EngineProcess, engine_process
+from parameter_values import CHAT_VALUES, COMPLETION_VALUES, NEEDED
+
+from engine_core.parameters import CHAT, COMPLETION, EXTRAS, Parameter
 
 LONG: dict[str, Any] = {
     "model": "m",
@@ -54,7 +58,10 @@ def test_health_names_the_model_and_its_context_window(engine: EngineProcess, ki
         "status": "ok",
         "model": "fake" if kind.is_fake else "smollm2-135m-instruct",
         "context_window": CONTEXT,
-        "capabilities": [],
+        # The fake engine follows no grammar, and the built-in model knows no tools.
+        "capabilities": ["logit_bias", "logprobs", "n", "tools"]
+        if kind.is_fake
+        else ["json", "logit_bias", "logprobs", "n"],
     }
 
 
@@ -97,7 +104,12 @@ def test_streamed_text_equals_whole_text_at_temperature_zero(
     assert streamed
     finish = [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason]
     assert finish == [whole.choices[0].finish_reason]
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    # The second time, more of the prompt may be cached.
+    assert chunks[-1].usage.to_dict() | {"prompt_tokens_details": None} == (
+        whole.usage.to_dict() | {"prompt_tokens_details": None}
+    )
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
@@ -190,9 +202,9 @@ def test_token_ids_are_a_prompt(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"temperature": 3}, "temperature"),
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
         ({"colour": "red"}, "colour"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"messages": "hello"}, "messages"),
@@ -236,6 +248,157 @@ def test_answer_ends_where_the_context_window_ends(client: openai.OpenAI) -> Non
         assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    ("path", "parameter"),
+    [
+        *(("/v1/chat/completions", parameter) for parameter in (*CHAT, *EXTRAS)),
+        *(("/v1/completions", parameter) for parameter in (*COMPLETION, *EXTRAS)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Parameter) else value,
+)
+def test_every_parameter_is_treated_as_the_reference_says(
+    engine: EngineProcess, path: str, parameter: Parameter
+) -> None:
+    chat = path == "/v1/chat/completions"
+    plain = {"messages": user("Is it sunny?")} if chat else {"prompt": "It is"}
+    values = CHAT_VALUES if chat else COMPLETION_VALUES
+    body = {"model": "m", "max_tokens": 4, "temperature": 0, **plain, **values[parameter.name]}
+    refused = parameter.fate == "refused"
+    if (need := NEEDED.get(parameter.name)) is not None:
+        refused = need not in engine.http.get("/engine/health").json()["capabilities"]
+    response = engine.http.post(path, json=body)
+    assert response.status_code == (400 if refused else 200), response.text
+    if refused:
+        error = response.json()["error"]
+        assert error["code"] == "unsupported_parameter"
+        assert error["param"].partition(".")[0] in (parameter.name, "tools")
+    if parameter.fate == "ignored":
+        del body[next(iter(values[parameter.name]))]
+        without = engine.http.post(path, json={"model": "m", **body})
+        assert without.json()["choices"] == response.json()["choices"]
+
+
+def test_choices_are_those_of_the_seeds_one_after_the_other(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "m", "prompt": "Once upon a time", "max_tokens": 12}
+    together = client.completions.create(n=3, seed=11, temperature=1, **options)
+    assert [choice.index for choice in together.choices] == [0, 1, 2]
+    alone = [
+        client.completions.create(seed=11 + number, temperature=1, **options) for number in range(3)
+    ]
+    assert [choice.text for choice in together.choices] == [a.choices[0].text for a in alone]
+    assert together.usage is not None
+    usages = [answer.usage for answer in alone if answer.usage is not None]
+    assert together.usage.prompt_tokens == usages[0].prompt_tokens
+    assert together.usage.completion_tokens == sum(usage.completion_tokens for usage in usages)
+    texts = ["", "", ""]
+    for chunk in client.completions.create(n=3, seed=11, temperature=1, stream=True, **options):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in together.choices]
+
+
+def test_log_probabilities_spell_the_answer(client: openai.OpenAI, kind: Kind) -> None:
+    options: dict[str, Any] = {"model": "m", "messages": user(f"{CHINESE} 🌍"), "max_tokens": 24}
+    whole = client.chat.completions.create(
+        logprobs=True, top_logprobs=3, temperature=0, **options
+    ).choices[0]
+    assert whole.logprobs is not None
+    tokens = whole.logprobs.content or []
+    spelled = b"".join(bytes(token.bytes or ()) for token in tokens).decode(errors="ignore")
+    # A detokeniser may leave out a space at the very beginning.
+    assert spelled.strip() == (whole.message.content or "").strip()
+    for token in tokens:
+        assert token.logprob <= 0
+        if not kind.is_fake:
+            assert len(token.top_logprobs) == 3
+            assert token.top_logprobs[0].logprob == max(t.logprob for t in token.top_logprobs)
+            assert token.top_logprobs[0].bytes == token.bytes  # the likeliest one, at 0 degrees
+    chunks = client.chat.completions.create(
+        logprobs=True, top_logprobs=3, temperature=0, stream=True, **options
+    )
+    streamed = [
+        token
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.logprobs is not None
+        for token in choice.logprobs.content or ()
+    ]
+    assert [token.bytes for token in streamed] == [token.bytes for token in tokens]
+
+
+def test_log_probabilities_of_a_completion_point_into_its_text(client: openai.OpenAI) -> None:
+    choice = client.completions.create(
+        model="m", prompt="One, two, three,", logprobs=2, max_tokens=10, temperature=0
+    ).choices[0]
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    assert "".join(logprobs.tokens) == choice.text
+    for token, at in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert choice.text[at:].startswith(token)
+
+
+def test_answers_in_json_fit_their_schema(client: openai.OpenAI, kind: Kind) -> None:
+    if kind.is_fake:
+        pytest.skip("the fake engine follows no grammar")
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "people": {"type": "integer", "minimum": 0, "maximum": 99999999},
+            "rivers": {
+                "type": "array",
+                "items": {"enum": ["Seine", "Rhine"]},
+                "minItems": 1,
+                "maxItems": 2,
+            },
+        },
+        "required": ["city", "people", "rivers"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model="m",
+        messages=user("Tell me about a city."),
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "city", "schema": schema, "strict": True},
+        },
+        n=4,
+        temperature=1,
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content or ""), schema)
+
+
+def test_a_schema_that_makes_no_sense_is_refused(engine: EngineProcess) -> None:
+    wrong = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "banana"}}}
+    response = post(engine, messages=user("Hi"), response_format=wrong)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("response_format")
+
+
+def test_a_deadline_that_has_passed_ends_the_request(engine: EngineProcess, kind: Kind) -> None:
+    if kind.is_fake:
+        pytest.skip("the fake engine knows no deadlines")
+    headers = {"x-tidegate-deadline-ms": "150", "x-tidegate-class": "batch"}
+    response = engine.http.post("/v1/completions", json=LONG, headers=headers)
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline"
+    headers = {"x-tidegate-deadline-ms": "60000", "x-tidegate-class": "critical"}
+    short = LONG | {"max_tokens": 2}
+    assert engine.http.post("/v1/completions", json=short, headers=headers).status_code == 200
+
+
+def test_pressure_says_what_it_gave_back(engine: EngineProcess) -> None:
+    for level in (0, 4):
+        answer = engine.http.post("/engine/pressure", json={"level": level}).json()
+        assert answer["before"] > 0
+        assert answer["after"] > 0
+    assert engine.http.post("/engine/pressure", json={"level": 9}).status_code == 400
+    assert ask(engine, 1)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_hang_up_frees_the_engine_within_a_second(engine: EngineProcess, stream: bool) -> None:
     before = engine.stats()
@@ -248,14 +411,20 @@ def test_hang_up_frees_the_engine_within_a_second(engine: EngineProcess, stream:
 
 def test_hang_up_while_waiting_frees_the_place(engine: EngineProcess, kind: Kind) -> None:
     if kind.is_fake:
-        pytest.skip("the fake engine runs several requests at once")
-    busy = threading.Thread(target=hang_up, args=(engine, LONG, 1.5))
-    busy.start()
-    _until(lambda: engine.stats()["running"] == 1)
+        pytest.skip("the fake engine is done too soon")
+    busy = [threading.Thread(target=hang_up, args=(engine, LONG, 4.0)) for _ in range(16)]
+    for thread in busy:
+        thread.start()
+    _until(lambda: (now := engine.stats())["running"] + now["waiting"] == len(busy))
+    time.sleep(0.3)  # all that find a place have it then
+    assert engine.stats()["waiting"], "nothing has to wait"
+    before = engine.stats()
     hang_up(engine, LONG)
-    _until(lambda: engine.stats()["waiting"] == 0)
-    assert engine.stats()["running"] == 1
-    busy.join()
+    _until(lambda: engine.stats()["cancelled_total"] == before["cancelled_total"] + 1)
+    after = engine.stats()
+    assert (after["running"], after["waiting"]) == (before["running"], before["waiting"])
+    for thread in busy:
+        thread.join()
 
 
 def test_requests_at_the_same_time_all_get_their_own_answer(engine: EngineProcess) -> None:

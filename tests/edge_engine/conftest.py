@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kv_room import room
 from tiny_models import TINY, TinyModel, save_tiny_model
 
 from edge_engine.arch import LlamaShape, llama_shape
 from edge_engine.emit import emit_graph
-from edge_engine.gqa_model import GqaModel
 from edge_engine.manifest import Build, Manifest, Precision, file_sizes
+from edge_engine.runner import Runner
 from edge_engine.weights import open_weights
 from engine_core.models import ModelFiles, ModelStore
 
@@ -26,47 +27,59 @@ def tiny_model(tmp_path: Path) -> Callable[..., TinyModel]:
     return make
 
 
+@pytest.fixture(scope="session")
+def emit_in() -> Callable[[Path], Callable[..., Build]]:
+    """Return what makes an `emit` whose builds lie in a folder."""
+
+    def inside(parent: Path) -> Callable[..., Build]:
+        def make(
+            files: ModelFiles, precision: Precision = "fp32", *, ragged: bool = True, **options: Any
+        ) -> Build:
+            folder = Path(tempfile.mkdtemp(dir=parent))
+            weights = open_weights(files)
+            shape: LlamaShape = llama_shape(weights.config)
+            emit_graph(
+                weights,
+                shape,
+                folder,
+                precision=precision,
+                ragged=ragged,
+                on_read=lambda _: None,
+                **options,
+            )
+            manifest = Manifest(
+                emitter=0,
+                source=files.name,
+                source_digest=files.digest,
+                graph="gqa",
+                precision=precision,
+                block=32,
+                ragged=ragged,
+                max_position=shape.max_position,
+                files=file_sizes(folder),
+            )
+            return Build(folder, manifest)
+
+        return make
+
+    return inside
+
+
 @pytest.fixture
-def emit(tmp_path: Path) -> Callable[..., Build]:
+def emit(emit_in: Callable[[Path], Callable[..., Build]], tmp_path: Path) -> Callable[..., Build]:
     """Return what emits a model's graph: `emit(files, precision, **options_of_emit_graph)`."""
+    return emit_in(tmp_path)
+
+
+@pytest.fixture
+def emitted(emit: Callable[..., Build]) -> Callable[..., Runner]:
+    """Return what emits and opens a graph with one thread and slots of 64 tokens."""
 
     def make(
-        files: ModelFiles, precision: Precision = "fp32", *, ragged: bool = True, **options: Any
-    ) -> Build:
-        folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        weights = open_weights(files)
-        shape: LlamaShape = llama_shape(weights.config)
-        emit_graph(
-            weights,
-            shape,
-            folder,
-            precision=precision,
-            ragged=ragged,
-            on_read=lambda _: None,
-            **options,
-        )
-        manifest = Manifest(
-            emitter=0,
-            source=files.name,
-            source_digest=files.digest,
-            graph="gqa",
-            precision=precision,
-            block=32,
-            ragged=ragged,
-            max_position=shape.max_position,
-            files=file_sizes(folder),
-        )
-        return Build(folder, manifest)
-
-    return make
-
-
-@pytest.fixture
-def emitted(emit: Callable[..., Build]) -> Callable[..., GqaModel]:
-    """Return what emits and opens a graph with one thread and 64 tokens of room."""
-
-    def make(files: ModelFiles, precision: Precision = "fp32", **options: Any) -> GqaModel:
-        return GqaModel(emit(files, precision, **options), context=64, threads=1)
+        files: ModelFiles, precision: Precision = "fp32", *, slots: int = 1, **options: Any
+    ) -> Runner:
+        build = emit(files, precision, **options)
+        return Runner(build, room(64, slots), threads=1)
 
     return make
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kv_room import room
 from tiny_models import TinyModel
 from tiny_tokenizer import BYTE_VOCABULARY, save_byte_tokenizer
 
@@ -23,6 +24,8 @@ from edge_engine import external_data
 from edge_engine.build import ensure_build, find_build
 from edge_engine.manifest import DATA_FILE, MANIFEST_FILE, Precision
 from edge_engine.open_model import open_model
+from edge_engine.run_inputs import Chunk
+from edge_engine.runner import Runner
 from engine_core.errors import ModelError
 from engine_core.models import ModelFiles, ModelStore
 
@@ -45,8 +48,9 @@ def test_a_build_is_found_again_and_answers(store: ModelStore, files: ModelFiles
     assert build.manifest.source_digest == files.digest
     assert build.manifest.files.keys() == {"model.onnx", DATA_FILE}
     model = open_model(build, threads=1)
+    assert isinstance(model, Runner)
     assert model.context_window == 128
-    assert np.isfinite(model.forward([1, 2])).all()
+    assert np.isfinite(model.step([Chunk(0, 0, [1, 2], wants_logits=True)])).all()
     assert list((store.root / "tmp").iterdir()) == []
 
 
@@ -73,10 +77,8 @@ def test_a_runtime_without_query_seqlens_gets_its_own_build(
     split = ensure_build(store, files, progress=False)
     assert (ragged.manifest.ragged, split.manifest.ragged) == (True, False)
     assert split.folder != ragged.folder
-    step = [1, 2, 3]
-    np.testing.assert_allclose(
-        open_model(split).forward(step), open_model(ragged).forward(step), atol=1e-3
-    )
+    logits = [Runner(build, room(8), threads=1).all_logits([1, 2, 3]) for build in (split, ragged)]
+    np.testing.assert_allclose(*logits, atol=1e-3)
 
 
 @pytest.mark.parametrize(

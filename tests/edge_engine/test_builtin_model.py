@@ -4,9 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kv_room import room
 
 from edge_engine.build import ensure_build
-from edge_engine.open_model import open_model
+from edge_engine.manifest import Precision
+from edge_engine.run_inputs import Chunk
+from edge_engine.runner import Runner
 from engine_core.models import ModelFiles, ModelStore
 from engine_core.tokenizer import Tokenizer
 
@@ -40,19 +43,35 @@ def torch_logits(builtin_files: ModelFiles, ids: list[int]) -> Any:
 def test_the_float32_graph_equals_torch(
     builtin_files: ModelFiles, ids: list[int], torch_logits: Any
 ) -> None:
-    model = open_model(ensure_build(ModelStore(), builtin_files, "fp32", progress=False))
-    for row, token in enumerate(ids[:20]):
-        np.testing.assert_allclose(model.forward([token]), torch_logits[row], atol=1e-3, rtol=0)
-    np.testing.assert_allclose(model.forward(ids[20:]), torch_logits[-1], atol=1e-3, rtol=0)
+    build = ensure_build(ModelStore(), builtin_files, "fp32", progress=False)
+    runner = Runner(build, room(len(ids)))
+    np.testing.assert_allclose(runner.all_logits(ids), torch_logits, atol=1e-3, rtol=0)
 
 
 def test_the_int8_graph_chooses_like_torch(
     builtin_files: ModelFiles, ids: list[int], torch_logits: Any
 ) -> None:
-    model = open_model(ensure_build(ModelStore(), builtin_files, progress=False))
-    agreed = sum(
-        int(model.forward([token]).argmax() == torch_logits[row].argmax())
-        for row, token in enumerate(ids)
-    )
+    build = ensure_build(ModelStore(), builtin_files, progress=False)
+    logits = Runner(build, room(len(ids))).all_logits(ids)
+    agreed = np.count_nonzero(logits.argmax(axis=1) == torch_logits.argmax(axis=1))
     # A smoke test on few tokens; benchmarks/edge_accuracy.py measures on thousands.
     assert agreed >= 0.9 * len(ids)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_chunks_and_company_change_no_bit(
+    precision: Precision, builtin_files: ModelFiles, ids: list[int]
+) -> None:
+    build = ensure_build(ModelStore(), builtin_files, precision, progress=False)
+    runner = Runner(build, room(len(ids), slots=4))
+    whole = runner.all_logits(ids)
+    for chunk in (1, 7):
+        np.testing.assert_array_equal(runner.all_logits(ids, chunk=chunk), whole)
+    for place in (1, 3):
+        runner.step([Chunk(place, 0, ids[place:-1])])
+    company = [
+        Chunk(place, len(ids) - 1 - place, ids[-1:], wants_logits=True, generated=True)
+        for place in (1, 3)
+    ]
+    last = Chunk(0, len(ids) - 1, ids[-1:], wants_logits=True, generated=True)
+    np.testing.assert_array_equal(runner.step([last, *company])[0], whole[-1])

@@ -9,8 +9,8 @@ from tiny_tokenizer import BYTE_VOCABULARY, save_byte_tokenizer
 
 from edge_engine.arch import LlamaShape, llama_shape
 from edge_engine.calibrate import calibration_ids, channel_sizes, smoothing, watched_values
-from edge_engine.gqa_model import GqaModel
 from edge_engine.manifest import Build
+from edge_engine.runner import Runner
 from edge_engine.weights import Weights, open_weights
 from engine_core.models import ModelFiles
 
@@ -35,7 +35,7 @@ def test_smoothing_changes_no_logit(
     family: str,
     overrides: dict[str, bool],
     tiny_model: Callable[..., TinyModel],
-    emitted: Callable[..., GqaModel],
+    emitted: Callable[..., Runner],
 ) -> None:
     tiny = tiny_model(family, **overrides)
     _, shape = opened(tiny.files)
@@ -46,7 +46,7 @@ def test_smoothing_changes_no_logit(
         for name in watched_values(shape)
     }
     model = emitted(tiny.files, smoothing=divisors)
-    np.testing.assert_allclose(model.forward_all(IDS), tiny.logits(IDS), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(model.all_logits(IDS), tiny.logits(IDS), atol=1e-4, rtol=0)
 
 
 def test_channel_sizes_are_those_that_torch_sees(
@@ -83,7 +83,7 @@ def test_channel_sizes_are_those_that_torch_sees(
 def test_smoothing_keeps_an_outlying_channel_from_drowning_its_neighbours(
     tiny_model: Callable[..., TinyModel],
     emit: Callable[..., Build],
-    emitted: Callable[..., GqaModel],
+    emitted: Callable[..., Runner],
 ) -> None:
     import torch
 
@@ -98,8 +98,8 @@ def test_smoothing_keeps_an_outlying_channel_from_drowning_its_neighbours(
     build = emit(tiny.files, extra_outputs=watched_values(shape))
     divisors = smoothing(weights, shape, channel_sizes(build.folder, shape, [IDS], ragged=True))
     exact = tiny.logits(IDS)
-    plain = np.abs(emitted(tiny.files, "int8").forward_all(IDS) - exact).mean()
-    smooth = np.abs(emitted(tiny.files, "int8", smoothing=divisors).forward_all(IDS) - exact)
+    plain = np.abs(emitted(tiny.files, "int8").all_logits(IDS) - exact).mean()
+    smooth = np.abs(emitted(tiny.files, "int8", smoothing=divisors).all_logits(IDS) - exact)
     assert smooth.mean() < plain / 2
 
 

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from tiny_models import TinyModel
 
-from edge_engine.gqa_model import GqaModel
 from edge_engine.manifest import GRAPH_FILE, Build
+from edge_engine.runner import Runner
 from engine_core.models import ModelFiles
 
 IDS = np.random.default_rng(3).integers(0, 97, 40).tolist()
@@ -44,22 +44,16 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def in_chunks(model: GqaModel, ids: list[int], size: int) -> np.ndarray:
-    model.reset()
-    chunks = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
-    return np.concatenate([model.forward_all(chunk) for chunk in chunks])
-
-
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_logits_equal_those_of_torch(
     decoder: str,
     tiny_model: Callable[..., TinyModel],
-    emitted: Callable[..., GqaModel],
+    emitted: Callable[..., Runner],
 ) -> None:
     family, overrides = DECODERS[decoder]
     tiny = tiny_model(family, **overrides)
     model = emitted(tiny.files)
-    np.testing.assert_allclose(model.forward_all(IDS), tiny.logits(IDS), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(model.all_logits(IDS), tiny.logits(IDS), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("ragged", [True, False])
@@ -68,25 +62,25 @@ def test_chunks_of_any_size_give_the_logits_of_one_piece(
     family: str,
     ragged: bool,
     tiny_model: Callable[..., TinyModel],
-    emitted: Callable[..., GqaModel],
+    emitted: Callable[..., Runner],
 ) -> None:
     window = {"sliding_window": 8} if family == "mistral" else {}
     model = emitted(tiny_model(family, **window).files, ragged=ragged)
-    whole = in_chunks(model, IDS, len(IDS))
-    for size in (1, 3, 16):
-        np.testing.assert_allclose(in_chunks(model, IDS, size), whole, atol=1e-5, rtol=0)
+    whole = model.all_logits(IDS)
+    for size in (1, 2, 3, 16, 39):
+        np.testing.assert_array_equal(model.all_logits(IDS, chunk=size), whole)
 
 
 @pytest.mark.parametrize("decoder", ["llama", "llama-ragged-blocks", "qwen2", "qwen3"])
 def test_int8_stays_close_to_float32(
     decoder: str,
     tiny_model: Callable[..., TinyModel],
-    emitted: Callable[..., GqaModel],
+    emitted: Callable[..., Runner],
 ) -> None:
     family, overrides = DECODERS[decoder]
     tiny = tiny_model(family, **overrides)
     exact = tiny.logits(IDS)
-    error = np.abs(emitted(tiny.files, "int8").forward_all(IDS) - exact).mean()
+    error = np.abs(emitted(tiny.files, "int8").all_logits(IDS) - exact).mean()
     # Two layers of 8-bit products; a wrong scale, bias or block would be off by the logits' size.
     assert error < 0.03 * np.abs(exact).mean()
 
@@ -121,7 +115,7 @@ def test_a_graph_without_query_seqlens_has_no_such_input(
 
 def test_a_gguf_file_gives_the_same_logits_as_its_safetensors(
     tiny_model: Callable[..., TinyModel],
-    emitted: Callable[..., GqaModel],
+    emitted: Callable[..., Runner],
     write_gguf: Callable[..., Any],
 ) -> None:
     tiny = tiny_model("llama", tie_word_embeddings=True, rope_theta=500000.0, rms_norm_eps=1e-5)
@@ -150,4 +144,4 @@ def test_a_gguf_file_gives_the_same_logits_as_its_safetensors(
             tensors[gguf] = np.ascontiguousarray(values)
     path = write_gguf({"llama.feed_forward_length": 96}, tensors=tensors)
     model = emitted(ModelFiles(str(path), "gguf", path, "gguf", "digest"))
-    np.testing.assert_allclose(model.forward_all(IDS), tiny.logits(IDS), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(model.all_logits(IDS), tiny.logits(IDS), atol=1e-4, rtol=0)

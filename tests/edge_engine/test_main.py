@@ -58,6 +58,7 @@ def test_serve_builds_what_is_missing_and_answers(model: str) -> None:
             "prompt_tokens": 3,
             "completion_tokens": 5,
             "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 0},
         }
         assert engine.http.get("/engine/health").json()["context_window"] == 64
         assert "building tiny-llama" in engine.log()

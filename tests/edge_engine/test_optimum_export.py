@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_process import engine_process
+from kv_room import room
 from tiny_models import TINY, TinyModel, save_tiny_model
 from tiny_tokenizer import BYTE_VOCABULARY, save_byte_tokenizer
 
@@ -15,6 +16,7 @@ from edge_engine.build import ensure_build
 from edge_engine.manifest import Build, Manifest
 from edge_engine.open_model import open_model
 from edge_engine.past_kv_model import PastKvModel
+from edge_engine.runner import Runner
 from engine_core.errors import ModelError
 from engine_core.models import ModelStore
 
@@ -56,7 +58,7 @@ def test_an_exported_graph_gives_torch_s_logits_in_chunks_of_any_size(
 ) -> None:
     assert exact.manifest.graph == "past_kv"
     assert exact.manifest.max_position == 128
-    model = open_model(exact, threads=1)
+    model = PastKvModel(exact, context=30, threads=1)
     wanted = gpt2.logits(IDS)
     for size in (1, 7, 30):
         model.reset()
@@ -69,13 +71,12 @@ def test_an_exported_graph_gives_torch_s_logits_in_chunks_of_any_size(
 @pytest.mark.slow
 def test_memory_and_room_of_an_exported_graph_are_counted(exact: Build) -> None:
     model = PastKvModel(exact, context=16, threads=1)
-    assert model.kv_total_bytes == 2 * 2 * 64 * 4 * 16
+    assert model.kv_token_bytes == 2 * 2 * 64 * 4
     model.forward([1] * 8)
-    assert model.kv_used_bytes == model.kv_total_bytes // 2
     with pytest.raises(ValueError, match="8 of 16 are used"):
         model.forward([1] * 9)
     model.reset()
-    assert model.kv_used_bytes == 0
+    model.forward([1] * 16)
     model.close()
     assert not hasattr(model, "_session")
 
@@ -156,6 +157,6 @@ def test_the_emitted_graph_agrees_with_optimum_s_export(
         files={},
     )
     exported = PastKvModel(Build(target, manifest), context=64, threads=1)
-    emitted = open_model(emit(tiny.files), context=64, threads=1)
-    for token in IDS:
-        np.testing.assert_allclose(emitted.forward([token]), exported.forward([token]), atol=1e-4)
+    emitted = Runner(emit(tiny.files), room(64), threads=1).all_logits(IDS)
+    for token, logits in zip(IDS, emitted, strict=True):
+        np.testing.assert_allclose(logits, exported.forward([token]), atol=1e-4)

@@ -4,10 +4,12 @@ import re
 from typing import Any
 
 import pytest
+from tool_templates import HERMES_TEMPLATE, LLAMA_TEMPLATE, MISTRAL_TEMPLATE
 
 from engine_core import chat_template
 from engine_core.chat_template import ChatTemplate
 from engine_core.errors import InvalidRequestError, ModelError
+from engine_core.tool_calls import HERMES, LLAMA, MISTRAL, PROBE_TOOL, ToolFormat
 
 ECHO = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 USER = [{"role": "user", "content": "Hi"}]
@@ -109,3 +111,39 @@ def test_rendering_equals_transformers(source: str) -> None:
     )
 
     assert render(source, messages, eos_token="</s>") == theirs[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [(HERMES_TEMPLATE, HERMES), (MISTRAL_TEMPLATE, MISTRAL), (LLAMA_TEMPLATE, LLAMA)],
+    ids=["hermes", "mistral", "llama"],
+)
+def test_the_way_a_template_writes_tool_calls_is_found(source: str, form: ToolFormat) -> None:
+    assert ChatTemplate(source, {}).tool_format is form
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ECHO,
+        "{{ tools | tojson }}" + ECHO,  # calls are left out
+        HERMES_TEMPLATE.replace("tool | tojson", "1"),  # the tools are
+        HERMES_TEMPLATE.replace('{"name": "\' ~ ', "<function=' ~ "),
+        HERMES_TEMPLATE.replace("<tool_call>", "<|call|>"),
+        HERMES_TEMPLATE.replace("'}\n</tool_call>'", "'}'"),
+        HERMES_TEMPLATE.replace("arguments | tojson", "arguments | string"),
+        LLAMA_TEMPLATE.replace('{{- \'{"name"', '{{- \'<|call|>{"name"'),
+        MISTRAL_TEMPLATE.replace("'[TOOL_CALLS] ['", "'[TOOL_CALLS]f['"),
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_other_ways_of_calling_tools_are_not_understood(source: str) -> None:
+    assert source not in (HERMES_TEMPLATE, LLAMA_TEMPLATE, MISTRAL_TEMPLATE)
+    assert ChatTemplate(source, {}).tool_format is None
+
+
+def test_tools_are_shown_only_where_there_are_some() -> None:
+    template = ChatTemplate(HERMES_TEMPLATE, {})
+
+    assert "probe_tool" in template.render(USER, [PROBE_TOOL])
+    assert "Tools" not in template.render(USER)

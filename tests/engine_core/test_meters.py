@@ -48,13 +48,21 @@ def test_reading_holds_the_counters() -> None:
     for ending in ("finished", "cancelled", "failed", "failed"):
         meters.accepted()
         meters.generated()
+        meters.cached(5)
         meters.ended(ending)
     stats = meters.read(
-        model="m", running=1, waiting=2, kv_used_bytes=3, kv_total_bytes=4, details={"device": "x"}
+        model="m",
+        running=1,
+        waiting=2,
+        kv_used_bytes=3,
+        kv_total_bytes=4,
+        memory={"kv": 3},
+        details={"device": "x"},
     )
     assert (stats.requests_total, stats.cancelled_total, stats.failed_total) == (4, 1, 2)
     assert stats.generated_tokens_total == 4
     assert stats.tokens_per_second == 0.4
     assert stats.rss_bytes > 1_000_000
     assert stats.uptime_seconds >= 0
-    assert stats.details == {"device": "x"}
+    assert (stats.memory, stats.details) == ({"kv": 3}, {"device": "x"})
+    assert stats.cached_prompt_tokens_total == 20

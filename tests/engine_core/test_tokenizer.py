@@ -10,6 +10,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tool_templates import HERMES_TEMPLATE
 
 from engine_core.errors import InvalidRequestError, ModelError
 from engine_core.gguf_file import read_gguf
@@ -17,6 +18,7 @@ from engine_core.gguf_tokenizer import gguf_tokenizer
 from engine_core.models import ModelFiles
 from engine_core.text_stream import stream_maker
 from engine_core.tokenizer import Tokenizer
+from engine_core.tool_calls import HERMES, PROBE_TOOL
 
 CORPUS = [
     "The capital of France is Paris.",
@@ -499,3 +501,67 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
 
     with pytest.raises(ModelError, match=name):
         Tokenizer.load(as_files(folder))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"additional_chat_templates/tool_use": HERMES_TEMPLATE},
+        {
+            "tokenizer_config": {
+                "chat_template": [
+                    {"name": "default", "template": TEMPLATE},
+                    {"name": "tool_use", "template": HERMES_TEMPLATE},
+                ]
+            }
+        },
+    ],
+)
+def test_conversations_with_tools_may_have_a_template_of_their_own(
+    tmp_path: Path, where: dict[str, Any]
+) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    files: dict[str, Any] = {"tokenizer_config": {"chat_template": TEMPLATE}} | where
+    tokenizer = Tokenizer.load(as_files(write_folder(tmp_path, **files)))
+    user = {"role": "user", "content": "ab"}
+    result = {"role": "tool", "content": "ab"}
+
+    assert tokenizer.tool_format is HERMES
+    plain = tokenizer.encode_chat([user])
+    assert plain != tokenizer.encode_chat([user], [PROBE_TOOL])
+    assert "<|im_start|>tool" in text_of(tokenizer, tokenizer.encode_chat([user, result]))
+    assert "<|im_start|>" not in text_of(tokenizer, plain)
+
+
+def text_of(tokenizer: Tokenizer, ids: list[int]) -> str:
+    stream = tokenizer.stream()
+    return "".join(stream.push(id_) for id_ in ids)
+
+
+def test_a_model_without_a_template_has_no_tools(tmp_path: Path) -> None:
+    assert Tokenizer.load(as_files(write_folder(tmp_path))).tool_format is None
+
+
+def test_marks_of_tool_calls_are_text_even_where_they_are_control_tokens(tmp_path: Path) -> None:
+    core = byte_level_core()
+    marks = [AddedToken(token, special=True) for token in ("[TOOL_CALLS]", "<tool_call>", "<pad>")]
+    core.add_special_tokens(marks)
+    core.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(as_files(tmp_path))
+
+    text = "[TOOL_CALLS] [1]<pad> <tool_call>"
+    assert text_of(tokenizer, tokenizer.encode(text)) == "[TOOL_CALLS] [1] <tool_call>"
+
+
+def test_a_gguf_file_may_hold_a_template_for_tools(write_gguf: Callable[..., Path]) -> None:
+    path = write_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.tokens": ["a", "b", "ab"],
+            "tokenizer.ggml.merges": ["a b"],
+            "tokenizer.chat_template": TEMPLATE,
+            "tokenizer.chat_template.tool_use": HERMES_TEMPLATE,
+        }
+    )
+
+    assert Tokenizer.load(as_files(path)).tool_format is HERMES

@@ -22,10 +22,22 @@ def test_every_option_of_a_cloud_engine_reaches_its_command_line() -> None:
     ]  # fmt: skip
 
 
+def test_every_option_of_an_edge_engine_reaches_its_command_line() -> None:
+    target = TargetConfig(
+        tier="edge", engine="edge", model="m", slots=4, kv_memory="768MiB", step_memory="64 MiB"
+    )
+    assert serve_command(target, Path("/run/0.sock")) == [
+        sys.executable, "-m", "edge_engine", "serve", "--model", "m", "--uds", "/run/0.sock",
+        "--lifeline", "--max-waiting", "64", "--slots", "4", "--kv-memory", "768MiB",
+        "--step-memory", "64 MiB",
+    ]  # fmt: skip
+
+
 def test_an_edge_engine_gets_only_what_it_knows() -> None:
     command = serve_command(TargetConfig(tier="edge", engine="edge", model="m"), Path("s"))
     assert command[2] == "edge_engine"
-    assert not {"--device", "--dtype", "--context", "--threads"} & set(command)
+    options = [word for word in command if word.startswith("--")]
+    assert options == ["--model", "--uds", "--lifeline", "--max-waiting"]
 
 
 def test_an_upstream_has_no_command() -> None:

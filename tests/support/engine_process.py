@@ -21,12 +21,16 @@ class EngineProcess:
         module: `edge_engine`, `cloud_engine` or `engine_core.fake_engine`.
         options: Further arguments of `serve`.
         uds: Path of the socket.
+        prefix: A command that becomes the one that follows it.
     """
 
-    def __init__(self, module: str, options: Sequence[str], uds: Path) -> None:
+    def __init__(
+        self, module: str, options: Sequence[str], uds: Path, prefix: Sequence[str] = ()
+    ) -> None:
         self.uds = uds
+        command = [*prefix, sys.executable, "-m", module, "serve", "--uds", str(uds)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, "serve", "--uds", str(uds), "--lifeline", *options],
+            [*command, "--lifeline", *options],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -95,11 +99,13 @@ def accepts(uds: Path) -> bool:
 
 
 @contextlib.contextmanager
-def engine_process(module: str, *options: str) -> Iterator[EngineProcess]:
+def engine_process(
+    module: str, *options: str, prefix: Sequence[str] = ()
+) -> Iterator[EngineProcess]:
     """Start an engine; end it on every path. It may not be ready yet."""
     # A short path of its own: socket paths are limited to about 100 characters.
     with tempfile.TemporaryDirectory(prefix="tg") as folder:
-        engine = EngineProcess(module, options, Path(folder) / "engine.sock")
+        engine = EngineProcess(module, options, Path(folder) / "engine.sock", prefix)
         try:
             yield engine
         finally:

@@ -1,7 +1,7 @@
 """A door on a free port, in front of fake upstreams."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
@@ -31,12 +31,17 @@ class OpenDoor:
     runner: web.AppRunner
 
     def ask(
-        self, text: str = EASY, *, model: str = "auto", **more: object
+        self,
+        text: str = EASY,
+        *,
+        model: str = "auto",
+        headers: Mapping[str, str] | None = None,
+        **more: object,
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send a chat request; use it as a context."""
         messages = [{"role": "user", "content": text}]
         body = {"model": model, "messages": messages, **more}
-        return self.session.post(f"{self.url}/v1/chat/completions", json=body)
+        return self.session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
 
     def metric(self, line: str) -> float:
         """Return the value of the sample that starts with this text, 0 if there is none."""

@@ -173,6 +173,76 @@ async def test_an_overflow_everywhere_is_a_400() -> None:
         assert (await response.json())["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_targets_learn_how_urgent_a_request_is_and_how_much_time_is_left(
+    stream: bool,
+) -> None:
+    headers = {"x-tidegate-class": "batch", "x-tidegate-deadline-ms": "60000", "x-other": "1"}
+    answer = GOOD_STREAM if stream else reply(completion())
+    async with (
+        fake_upstream(sse(0.1, end=False)) as edge,
+        fake_upstream(answer) as cloud,
+        open_door(edge=edge, cloud=cloud) as door,
+        door.ask(headers=headers, stream=stream) as response,
+    ):
+        assert response.status == 200
+        await response.read()
+        first, second = edge.requests[0][1], cloud.requests[0][1]
+        assert first["x-tidegate-class"] == second["x-tidegate-class"] == "batch"
+        assert "x-other" not in first
+        left = [int(each["x-tidegate-deadline-ms"]) for each in (first, second)]
+        assert 50_000 < left[1] <= left[0] - 100 < 60_000
+
+
+async def test_targets_of_an_ordinary_request_get_no_headers_about_it() -> None:
+    async with (
+        fake_upstream(reply(completion())) as edge,
+        open_door(edge=edge) as door,
+        door.ask() as response,
+    ):
+        assert response.status == 200
+        assert not [name for name in edge.requests[0][1] if name.startswith("x-tidegate")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("x-tidegate-class", "urgent"), ("x-tidegate-deadline-ms", "-1")]
+)
+async def test_a_wrong_header_is_refused_by_name(name: str, value: str) -> None:
+    async with (
+        fake_upstream(reply(completion())) as edge,
+        open_door(edge=edge) as door,
+        door.ask(headers={name: value}) as response,
+    ):
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == name
+        assert edge.requests == []
+
+
+async def test_after_the_deadline_no_other_target_is_asked() -> None:
+    async with (
+        fake_upstream(sse(0.2, end=False)) as edge,
+        fake_upstream(GOOD_STREAM) as cloud,
+        open_door(edge=edge, cloud=cloud) as door,
+        door.ask(headers={"x-tidegate-deadline-ms": "100"}, stream=True) as response,
+    ):
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "deadline"
+        assert cloud.requests == []
+        assert 'outcome="deadline"' in door.metrics.render().decode()
+
+
+async def test_a_target_that_finds_the_deadline_passed_is_not_replaced() -> None:
+    async with (
+        fake_upstream(reply(error("The deadline has passed.", "deadline"), 504)) as edge,
+        fake_upstream(reply(completion())) as cloud,
+        open_door(edge=edge, cloud=cloud) as door,
+        door.ask() as response,
+    ):
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "deadline"
+        assert cloud.requests == []
+
+
 async def test_a_pinned_tier_is_never_left() -> None:
     async with (
         fake_upstream(hang_up) as edge,

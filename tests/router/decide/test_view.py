@@ -64,7 +64,9 @@ def test_text_parts_are_read_as_one_text() -> None:
     ("fields", "need"),
     [
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"functions": [{"name": "f"}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "functions"),
+        ({"moderation": {"model": "m"}}, "moderation"),
         ({"tool_choice": "required"}, "tools"),
         ({"response_format": {"type": "json_object"}}, "json"),
         ({"logprobs": True}, "logprobs"),
@@ -85,6 +87,7 @@ def test_fields_that_ask_for_more_than_text_are_needs(fields: dict[str, Any], ne
     [
         {"tools": [], "tool_choice": "auto", "n": 1, "logprobs": False, "logit_bias": {}},
         {"response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "none"},
+        {"tools": [{"type": "function"}], "tool_choice": "none", "moderation": None},
     ],
 )
 def test_fields_at_their_defaults_need_nothing(fields: dict[str, Any]) -> None:
@@ -100,13 +103,29 @@ def test_parts_that_are_not_text_are_needs(kind: str, need: str) -> None:
 
 def test_turns_of_tools_need_tools() -> None:
     assert chat(("user", "Go"), ("tool", "result")).needs == {"tools"}
+    assert chat(("user", "Go"), ("function", "result")).needs == {"functions"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function"}, {"type": "custom"}]},
+        {"tools": [{"type": "function"}], "tool_choice": {"type": "allowed_tools"}},
+    ],
+)
+def test_tools_beyond_functions_are_a_need_of_their_own(fields: dict[str, Any]) -> None:
+    assert chat(("user", "Hi"), **fields).needs == {"tools", "custom_tools"}
+
+
+def test_as_many_of_the_best_as_asked_for_are_all() -> None:
+    assert completion("Hi", n=2, best_of=2).needs == {"n"}
 
 
 @pytest.mark.parametrize(
     ("fields", "need"),
     [
         ({"logprobs": 1}, "logprobs"),
-        ({"best_of": 2}, "n"),
+        ({"best_of": 2}, "best_of"),
         ({"n": 2}, "n"),
         ({"suffix": "x"}, "suffix"),
         ({"echo": True}, "echo"),

@@ -80,7 +80,7 @@ async def test_it_becomes_ready_answers_and_leaves_nothing_behind(tmp_path: Path
         condition = watched.child.condition
         assert condition.model == "fake"
         assert condition.context_window == 4096
-        assert condition.capabilities == frozenset()
+        assert condition.capabilities == {"logit_bias", "logprobs", "n", "tools"}
         body = b'{"model":"fake","messages":[{"role":"user","content":"ping"}]}'
         async with UpstreamClient("http://engine/v1", socket=watched.socket) as client:
             assert b"ping" in await client.fetch("/chat/completions", body, 1)
@@ -177,7 +177,7 @@ async def test_stopping_during_a_long_start_ends_the_engine(tmp_path: Path) -> N
         await asyncio.sleep(0.5)
         process = watched.process()
         assert watched.child.condition.state == "starting"
-        assert watched.child.condition.capabilities == frozenset()
+        assert watched.child.condition.capabilities is None  # not known yet
     assert not process.is_running()
 
 

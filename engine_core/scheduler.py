@@ -1,0 +1,262 @@
+"""Which sequences compute which tokens in the next step.
+
+A step is one forward pass over a mixed batch: a token of every sequence that is generating, then
+chunks of prompts up to a budget. The scheduler is pure: it knows no model, reads no clock and takes
+no lock. Whoever runs the steps calls `plan`, computes what it says, and calls `computed`; in
+between, sequences may be added and may leave.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
+
+from engine_core.errors import OverloadedError
+from engine_core.types import PRIORITIES
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Room for one sequence: where it is, and how many leading tokens are in it already."""
+
+    place: int
+    cached: int
+
+
+class KVSpace(Protocol):
+    """Memory for keys and values, as far as scheduling goes: slots, or pages behind a table."""
+
+    @property
+    def free(self) -> int:
+        """How many sequences could be admitted now, at least."""
+        ...
+
+    def admit(self, tokens: list[int], salt: str) -> Placement | None:
+        """Reserve room for a sequence that begins with `tokens`, or return None.
+
+        Args:
+            tokens: The sequence so far, at least one token. At least the last is left to compute.
+            salt: Only what a sequence of the same salt has left may be used again.
+        """
+        ...
+
+    def release(self, place: int, tokens: list[int], generated: int) -> None:
+        """Take room back.
+
+        Args:
+            place: Where `admit` has put the sequence.
+            tokens: What its first `len(tokens)` positions hold.
+            generated: How many of them, at the end, were drawn and not part of the prompt.
+        """
+        ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """One sequence on its way through the engine.
+
+    Args:
+        tokens: The prompt, at least one token; `Scheduler.append` adds what is generated.
+        priority: Smaller goes first; a value of `PRIORITIES`.
+        salt: See `KVSpace.admit`.
+        deadline: When it is of no use any more, in seconds on the caller's clock; None for never.
+    """
+
+    tokens: list[int]
+    priority: int = PRIORITIES["standard"]
+    salt: str = ""
+    deadline: float | None = None
+    cached: int = field(default=0, init=False)
+    """Tokens of the prompt that did not have to be computed."""
+    computed: int = field(default=0, init=False)
+    """Leading tokens whose keys and values are in place."""
+    place: int | None = field(default=None, init=False)
+    """Where they are; None while waiting and after the end."""
+    left: bool = field(default=False, init=False)
+    """Finished, failed or cancelled: nothing more is computed for it."""
+    prompt_tokens: int = field(init=False)
+    """How many of the tokens are the prompt."""
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether all but the last token is computed, so that one token makes the next."""
+        return self.computed == len(self.tokens) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """What one sequence computes in one step.
+
+    `tokens` go to `place`, behind the `begin` tokens that are in it.
+    """
+
+    sequence: Sequence
+    place: int
+    begin: int
+    tokens: list[int]
+    wants_logits: bool
+    """Whether the last of the tokens is the last of the sequence."""
+    generated: bool
+    """Whether the tokens were drawn and are not part of the prompt."""
+
+
+class Scheduler:
+    """Plans steps over a space of keys and values.
+
+    Order: `priority` first, arrival inside it. Prompts are computed in chunks, which go round
+    between the prompts of one priority, so that a long prompt holds up nobody for longer than a
+    few steps. What a step has room for beyond one round goes to whoever has more to compute.
+
+    Args:
+        space: Where sequences are placed.
+        max_waiting: Sequences that may wait when no place is free; more are refused.
+        chunk: Prompt tokens that one sequence gets before the next one has its turn.
+        budget: Tokens of one step, at least `chunk`. Every sequence that generates takes part
+            whatever the budget, and one chunk does.
+    """
+
+    def __init__(self, space: KVSpace, *, max_waiting: int, chunk: int, budget: int) -> None:
+        if not 0 < chunk <= budget:
+            raise ValueError(f"a budget of {budget} tokens has no room for a chunk of {chunk}")
+        self._space = space
+        self._max_waiting = max_waiting
+        self._chunk = chunk
+        self._budget = budget
+        self._waiting: dict[int, deque[Sequence]] = {}
+        # In the order in which they get their chunks inside a priority.
+        self._placed: dict[Sequence, None] = {}
+        self._in_step: frozenset[Sequence] = frozenset()
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a place."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a place."""
+        return len(self._placed)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose keys and values running sequences hold."""
+        return sum(sequence.computed for sequence in self._placed)
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of its priority's list.
+
+        Raises:
+            OverloadedError: as many as may wait are waiting.
+        """
+        waiting = self.waiting
+        if waiting >= self._max_waiting + self._space.free:
+            raise OverloadedError(
+                f"{waiting} requests are waiting already; try again later.", code="queue_full"
+            )
+        self._waiting.setdefault(sequence.priority, deque()).append(sequence)
+
+    def late(self, now: float) -> list[Sequence]:
+        """Return the sequences whose deadline has passed, waiting or running; they do not leave."""
+        return [s for s in self._all() if s.deadline is not None and now >= s.deadline]
+
+    def leave(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """End a sequence in whatever phase it is: finished, failed or cancelled. May be repeated.
+
+        Its room is free at once, or after the step that it is part of.
+
+        Args:
+            sequence: One that was added.
+            keep: Whether what it has in place can be trusted and may be used again.
+        """
+        if not keep:
+            sequence.computed = 0
+        if sequence.left:
+            return
+        sequence.left = True
+        if sequence.place is None:
+            self._waiting[sequence.priority].remove(sequence)
+        elif sequence not in self._in_step:
+            self._release(sequence)
+
+    def plan(self) -> list[StepRow]:
+        """Admit what has room and return the next step, empty if there is nothing to compute.
+
+        Sequences that generate come first. `computed` must follow before the next plan.
+        """
+        self._admit()
+        rows = [_row(s, s.computed + 1) for s in self._placed if s.decoding]
+        rows += self._chunks(self._budget - len(rows))
+        self._in_step = frozenset(row.sequence for row in rows)
+        return rows
+
+    def computed(self, rows: Iterable[StepRow]) -> None:
+        """Note that these rows of the planned step are in place, and that the step is over."""
+        for row in rows:
+            row.sequence.computed = row.begin + len(row.tokens)
+        left = [sequence for sequence in self._in_step if sequence.left]
+        self._in_step = frozenset()
+        for sequence in left:
+            self._release(sequence)
+
+    def append(self, sequence: Sequence, token: int) -> None:
+        """Add a generated token to a sequence that is computed to its end."""
+        sequence.tokens.append(token)
+
+    def _all(self) -> Iterator[Sequence]:
+        return (s for s in chain(*self._waiting.values(), self._placed) if not s.left)
+
+    def _admit(self) -> None:
+        for priority in sorted(self._waiting):
+            queue = self._waiting[priority]
+            while queue:
+                sequence = queue[0]
+                placement = self._space.admit(sequence.tokens, sequence.salt)
+                if placement is None:
+                    return  # nobody behind it may take the room that it is waiting for
+                queue.popleft()
+                sequence.place = placement.place
+                sequence.cached = sequence.computed = placement.cached
+                self._placed[sequence] = None
+
+    def _chunks(self, budget: int) -> list[StepRow]:
+        """Share the budget between unfinished prompts, a chunk at a time."""
+        # The sort is stable: inside a priority, whoever had a turn longest ago goes first.
+        turns = deque(sorted((s for s in self._placed if not s.decoding), key=lambda s: s.priority))
+        ends: dict[Sequence, int] = {}
+        while turns:
+            sequence = turns.popleft()
+            begin = ends.get(sequence, sequence.computed)
+            end = min(begin + self._chunk, len(sequence.tokens))
+            if ends and end - begin > budget:
+                break
+            budget -= end - begin
+            ends[sequence] = end
+            if end < len(sequence.tokens):
+                turns.append(sequence)
+        for sequence in ends:
+            self._placed[sequence] = self._placed.pop(sequence)
+        return [_row(sequence, end) for sequence, end in ends.items()]
+
+    def _release(self, sequence: Sequence) -> None:
+        del self._placed[sequence]
+        if sequence.place is not None:
+            generated = max(0, sequence.computed - sequence.prompt_tokens)
+            self._space.release(sequence.place, sequence.tokens[: sequence.computed], generated)
+        sequence.place = None
+
+
+def _row(sequence: Sequence, end: int) -> StepRow:
+    if sequence.place is None:
+        raise AssertionError("a sequence without a place cannot compute")
+    return StepRow(
+        sequence=sequence,
+        place=sequence.place,
+        begin=sequence.computed,
+        tokens=sequence.tokens[sequence.computed : end],
+        wants_logits=end == len(sequence.tokens),
+        generated=sequence.computed >= sequence.prompt_tokens,
+    )

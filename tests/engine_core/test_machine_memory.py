@@ -1,0 +1,82 @@
+"""How much memory the process may take, from control groups of both versions."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine_core.machine_memory import memory_limit
+
+TOTAL = 16 * 2**30
+UNLIMITED = str(2**63 - 4096)  # what version 1 says where there is no limit
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        total = TOTAL
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+
+
+class Groups:
+    """A made-up /proc/self/cgroup and the folders it names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cgroups = folder / "cgroup"
+        self.mount = folder / "mount"
+        self.mount.mkdir()
+
+    def limit(self, lines: str, **files: str) -> int:
+        """Return the limit with these lines and files; `__` in a name stands for `/`."""
+        self.cgroups.write_text(lines, "utf-8")
+        for name, text in files.items():
+            file = self.mount / name.replace("__", "/")
+            file = file.with_name(file.name.replace("_dot_", "."))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+        return memory_limit(self.cgroups, self.mount)
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Groups:
+    return Groups(tmp_path)
+
+
+def test_without_control_groups_it_is_the_machines(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path / "absent", tmp_path) == TOTAL
+
+
+def test_the_lowest_limit_on_the_way_up_counts_in_version_2(groups: Groups) -> None:
+    assert (
+        groups.limit(
+            "0::/a/b/c\n",
+            a__memory_dot_max=str(2**30),
+            a__b__memory_dot_max=str(2**31),
+            a__b__c__memory_dot_max="max\n",
+        )
+        == 2**30
+    )
+
+
+def test_version_2_beside_version_1_is_looked_up_where_it_is_mounted(groups: Groups) -> None:
+    assert groups.limit("0::/a\n", unified__a__memory_dot_max=str(2**29)) == 2**29
+
+
+def test_version_1_is_read_from_its_memory_hierarchy(groups: Groups) -> None:
+    lines = "9:name=systemd:/\n4:cpu,memory:/box\n3:cpuset:/other\n"
+    limit = groups.limit(
+        lines,
+        memory__memory_dot_limit_in_bytes=UNLIMITED,
+        memory__box__memory_dot_limit_in_bytes=str(2**28),
+        cpuset__other__memory_dot_limit_in_bytes="1",
+    )
+    assert limit == 2**28
+
+
+def test_a_path_that_only_the_host_sees_leaves_the_mount_itself(groups: Groups) -> None:
+    assert groups.limit("0::/docker/1234\n", memory_dot_max=str(2**27)) == 2**27
+
+
+def test_no_limit_at_all_leaves_the_machines(groups: Groups) -> None:
+    assert groups.limit("4:memory:/\n", memory__memory_dot_limit_in_bytes=UNLIMITED) == TOTAL
