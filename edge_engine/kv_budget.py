@@ -58,8 +58,9 @@ class KvPlan:
     def __str__(self) -> str:
         """Return the arithmetic, for the log."""
         places = f"{self.context:,} + {self.slack}" if self.slack else f"{self.context:,}"
+        slots = f"{self.slots} slots" if self.slots > 1 else "1 slot"
         return (
-            f"kv: {self.token_bytes:,} B per token x {places} tokens x {self.slots} slots = "
+            f"kv: {self.token_bytes:,} B per token x {places} tokens x {slots} = "
             f"{format_bytes(self.total_bytes)} of a budget of {format_bytes(self.budget)}"
         )
 

@@ -1,5 +1,6 @@
 """Memory for keys and values: pages exist once something is written, and can be given back."""
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -29,7 +30,8 @@ class KvMemory:
         if _ON_LINUX:
             # Private: the default, shared, would be a file of tmpfs to the kernel.
             self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._map.madvise(mmap.MADV_NOHUGEPAGE)
+            with contextlib.suppress(OSError):  # a kernel that has no huge pages
+                self._map.madvise(mmap.MADV_NOHUGEPAGE)
         else:
             self._map = mmap.mmap(-1, nbytes)
         self._start = np.frombuffer(self._map, np.uint8).ctypes.data
@@ -78,7 +80,7 @@ class KvMemory:
         length = len(self._map)
         if not _ON_LINUX:
             return length
-        pages = np.empty(-(-length // mmap.PAGESIZE), np.uint8)
+        pages = np.zeros(-(-length // mmap.PAGESIZE), np.uint8)
         ctypes.CDLL(None).mincore(
             ctypes.c_void_p(self._start),
             ctypes.c_size_t(length),

@@ -22,7 +22,7 @@ DEFAULT_SHARE = 0.05
 """Of the memory that the process may take, as the limit where nobody gave one."""
 LEAST = 64 * 2**20
 """Bytes that the limit is at least where nobody gave one. A step of 128 tokens of the built-in
-model takes 8 MiB, of one with 8 billion weights about 60 MiB."""
+model takes 8 MiB; what a step takes grows with the widths of a model's layers."""
 
 _CANNOT_ALLOCATE = ("smaller than requested bytes", "Failed to allocate memory")
 """By the limit, and by the system below it."""

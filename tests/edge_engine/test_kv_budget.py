@@ -29,7 +29,7 @@ def test_the_arithmetic_is_a_line() -> None:
         "kv: 46,080 B per token x 2,048 + 1 tokens x 8 slots = 720 MiB of a budget of 768 MiB"
     )
     without = plan_kv(KvBudget(96 * MIB, 0, slots=1), token_bytes=TOKEN, longest=8192)
-    assert str(without).endswith("x 2,048 tokens x 1 slots = 90 MiB of a budget of 96 MiB")
+    assert str(without).endswith("x 2,048 tokens x 1 slot = 90 MiB of a budget of 96 MiB")
 
 
 def test_without_a_budget_a_quarter_of_the_memory_is_one() -> None:

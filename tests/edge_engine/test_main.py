@@ -75,6 +75,7 @@ def test_serve_builds_what_is_missing_and_answers(model: str) -> None:
         (["serve", "--model", "/no/such/folder", "--uds", "s"], "There is no folder"),
         (["serve", "--uds", "s"], "--model"),
         (["build", "--model", "m", "--precision", "int4"], "int4"),
+        (["serve", "--model", "m", "--uds", "s", "--kv-memory", "12"], "such as 768MiB"),
     ],
 )
 def test_what_the_user_must_change_is_one_line_and_exit_code_2(
@@ -84,6 +85,24 @@ def test_what_the_user_must_change_is_one_line_and_exit_code_2(
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_the_log_shows_how_the_memory_for_keys_and_values_is_cut_up(model: str) -> None:
+    options = ("--model", model, "--slots", "3", "--context", "100", "--kv-memory", "1 MiB")
+    with engine_process("edge_engine", *options) as engine:
+        engine.wait_until_ready()
+        assert "kv: 512 B per token x 100 + 1 tokens x 3 slots = 152 KiB of a budget of 1 MiB" in (
+            engine.log()
+        )
+        assert engine.stats()["kv_total_bytes"] == 512 * 101 * 3
+
+
+def test_a_budget_that_holds_no_sequence_ends_the_engine_with_a_message(model: str) -> None:
+    with engine_process("edge_engine", "--model", model, "--kv-memory", "10KiB") as engine:
+        assert engine.wait(60) == 2
+        last = engine.log().splitlines()[-1]
+    assert last.startswith("error: one slot of 128 tokens would take 1 MiB")
+    assert last.endswith("lower context to at most 19 tokens.")
 
 
 def test_more_context_than_the_model_has_ends_the_engine_with_a_message(model: str) -> None:

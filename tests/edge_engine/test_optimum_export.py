@@ -13,11 +13,12 @@ from tiny_models import TINY, TinyModel, save_tiny_model
 from tiny_tokenizer import BYTE_VOCABULARY, save_byte_tokenizer
 
 from edge_engine.build import ensure_build
+from edge_engine.kv_budget import KvBudget
 from edge_engine.manifest import Build, Manifest
 from edge_engine.open_model import open_model
 from edge_engine.past_kv_model import PastKvModel
 from edge_engine.runner import Runner
-from engine_core.errors import ModelError
+from engine_core.errors import ModelError, StepMemoryError
 from engine_core.models import ModelStore
 
 IDS = np.random.default_rng(2).integers(0, 97, 30).tolist()
@@ -58,7 +59,7 @@ def test_an_exported_graph_gives_torch_s_logits_in_chunks_of_any_size(
 ) -> None:
     assert exact.manifest.graph == "past_kv"
     assert exact.manifest.max_position == 128
-    model = PastKvModel(exact, context=30, threads=1)
+    model = PastKvModel(exact, room(30), threads=1)
     wanted = gpt2.logits(IDS)
     for size in (1, 7, 30):
         model.reset()
@@ -70,7 +71,7 @@ def test_an_exported_graph_gives_torch_s_logits_in_chunks_of_any_size(
 
 @pytest.mark.slow
 def test_memory_and_room_of_an_exported_graph_are_counted(exact: Build) -> None:
-    model = PastKvModel(exact, context=16, threads=1)
+    model = PastKvModel(exact, room(16, slots=8), threads=1)
     assert model.kv_token_bytes == 2 * 2 * 64 * 4
     model.forward([1] * 8)
     with pytest.raises(ValueError, match="8 of 16 are used"):
@@ -79,6 +80,19 @@ def test_memory_and_room_of_an_exported_graph_are_counted(exact: Build) -> None:
     model.forward([1] * 16)
     model.close()
     assert not hasattr(model, "_session")
+
+
+@pytest.mark.slow
+def test_a_step_of_an_exported_graph_has_a_limit_too(
+    gpt2: TinyModel, gpt2_store: ModelStore
+) -> None:
+    build = ensure_build(gpt2_store, gpt2.files, progress=False)
+    budget = KvBudget(memory=2**17, limit=2**30, context=120)
+    model = PastKvModel(build, budget, threads=1, step_limit=2**12)
+    with pytest.raises(StepMemoryError):
+        model.forward([1] * 120)
+    model.forward([1] * 4)
+    model.close()
 
 
 @pytest.mark.slow
@@ -156,7 +170,7 @@ def test_the_emitted_graph_agrees_with_optimum_s_export(
         max_position=128,
         files={},
     )
-    exported = PastKvModel(Build(target, manifest), context=64, threads=1)
+    exported = PastKvModel(Build(target, manifest), room(64), threads=1)
     emitted = Runner(emit(tiny.files), room(64), threads=1).all_logits(IDS)
     for token, logits in zip(IDS, emitted, strict=True):
         np.testing.assert_allclose(logits, exported.forward([token]), atol=1e-4)

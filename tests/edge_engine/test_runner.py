@@ -234,6 +234,15 @@ def test_pressure_frees_what_is_kept_for_nobody_in_particular(runner: Runner) ->
         np.testing.assert_array_equal(logits[0], whole[-1])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is resident")
+def test_memory_follows_what_steps_write(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_engine.runner._LOOK_SECONDS", 0)
+    before = runner.memory()["kv"]
+    for place in (0, 1):
+        runner.step([Chunk(place, 0, list(range(60)))])
+    assert runner.memory()["kv"] > before
+
+
 def test_a_step_that_needs_too_much_memory_leaves_the_runner_usable(
     tiny_model: Callable[..., TinyModel], emit: Callable[..., Build]
 ) -> None:

@@ -3,17 +3,21 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime as ort
 import psutil
 import pytest
+from kv_room import room
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from tiny_models import TinyModel
 
 from edge_engine import session
 from edge_engine.manifest import Build
+from edge_engine.run_inputs import Chunk
+from edge_engine.runner import Runner
 from edge_engine.session import default_threads, has_query_seqlens, session_options
 
 RUN_ONE_STEP = """
@@ -53,10 +57,18 @@ def test_threads_are_the_physical_cores_where_processes_are_not_bound_to_any(
     assert default_threads() == 4
 
 
-def test_idle_workers_do_not_spin() -> None:
+def test_idle_workers_spin_for_a_moment_only(
+    tiny_model: Callable[..., TinyModel], emit: Callable[..., Build]
+) -> None:
     options = session_options(3)
     assert options.intra_op_num_threads == 3
-    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "10"
+    runner = Runner(emit(tiny_model().files), room(16), threads=3)
+    runner.step([Chunk(0, 0, [1, 2, 3])])
+    before = time.process_time()
+    time.sleep(0.3)
+    # Left to itself, the runtime would spin for some 30 ms on each of two workers.
+    assert time.process_time() - before < 0.03
 
 
 def test_the_runtime_is_asked_for_query_seqlens(
