@@ -14,14 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_engine.arch import LlamaShape, UnknownArchitectureError, llama_shape
-from edge_engine.calibrate import (
-    SHARE_OF_ACTIVATIONS,
-    calibration_ids,
-    channel_sizes,
-    smoothing,
-    watched_values,
-)
+from edge_engine.calibrate import activations, calibration_ids, watched_values
 from edge_engine.emit import emit_graph
+from edge_engine.int8_linear import Int8Linear, products_saturate
+from edge_engine.linear import float_linear
 from edge_engine.manifest import (
     Build,
     GraphKind,
@@ -33,7 +29,7 @@ from edge_engine.manifest import (
 )
 from edge_engine.open_model import open_model
 from edge_engine.packing import pack_weights, packing_key
-from edge_engine.quantize import BLOCK, BYTES_PER_WEIGHT
+from edge_engine.rotate import RotatedWeights
 from edge_engine.session import has_query_seqlens
 from edge_engine.weights import Weights, is_tied, open_weights
 from engine_core.downloads import check_room, plain_disk_errors, progress_bar, replace_durably, say
@@ -41,7 +37,7 @@ from engine_core.errors import ModelError
 from engine_core.models import ModelFiles, ModelStore
 from engine_core.scheduler import Scheduler, Sequence
 
-EMITTER_VERSION = 2
+EMITTER_VERSION = 3
 """Part of the build key: raise it whenever the graphs of an older version should be made anew."""
 
 # Where other families than Llama's keep their limit of tokens in config.json.
@@ -104,8 +100,7 @@ def _variant(precision: Precision) -> str:
     step_mode = "ragged" if has_query_seqlens() else "split"
     if precision == "fp32":
         return f"edge-v{EMITTER_VERSION}-fp32-{step_mode}"
-    shapes = f"block{BLOCK}-smooth{SHARE_OF_ACTIVATIONS}-{step_mode}"
-    return f"edge-v{EMITTER_VERSION}-int8-{shapes}-{packing_key()}"
+    return f"edge-v{EMITTER_VERSION}-int8-{step_mode}-{packing_key()}"
 
 
 def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool) -> Manifest:
@@ -129,7 +124,6 @@ def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool)
         source_digest=files.digest,
         graph=graph,
         precision=precision,
-        block=BLOCK,
         ragged=graph == "gqa" and has_query_seqlens(),
         max_position=max_position,
         files=file_sizes(folder),
@@ -148,19 +142,19 @@ def _emit(
     precision: Precision,
     progress: bool,
 ) -> None:
-    ragged = has_query_seqlens()
+    if precision == "int8":
+        rotated = RotatedWeights(weights, shape)
+        weights, shape = rotated, rotated.shape
     total = sum(weights.elements.values())
     embedding = weights.elements.get("model.embed_tokens.weight", 0)
+    if is_tied(weights, shape):
+        total += embedding  # read as the table and again as the head
     if precision == "int8":
         # The graph as emitted, a copy of it, and in that the packed weights once more.
-        check_room(folder, 3 * int(total * BYTES_PER_WEIGHT) + 2 * 4 * embedding)
+        check_room(folder, 3 * total + 2 * 4 * embedding)
     else:
         check_room(folder, 4 * total)
-    rounds = 1
-    if precision == "int8":
-        rounds = 2
-        if is_tied(weights, shape):
-            total += embedding  # read as the table and again as the head
+    rounds = 2 if precision == "int8" else 1
     what = f"building {files.label} ({precision})"
     with progress_bar(what, rounds * 4 * total, shown=progress) as bar:
         emit = functools.partial(
@@ -168,21 +162,21 @@ def _emit(
             weights,
             shape,
             folder,
-            precision=precision,
-            ragged=ragged,
+            ragged=has_query_seqlens(),
             on_read=bar.update,
         )
         try:
             if precision == "int8":
-                # Once to see how large each channel gets, and again with the channels evened out.
-                emit(extra_outputs=watched_values(shape))
+                # Once to see what its layers read, and again with weights that are rounded for it.
+                saturates = products_saturate()
+                emit(linear=Int8Linear(saturates=saturates), extra_outputs=watched_values(shape))
                 texts = calibration_ids(files, shape.max_position)
                 with _must_run(files):
-                    sizes = channel_sizes(folder, shape, texts, ragged=ragged)
-                _must_be_finite(files, sizes.values())
-                emit(smoothing=smoothing(weights, shape, sizes))
+                    rows = activations(folder, shape, texts, ragged=has_query_seqlens())
+                _must_be_finite(files, rows.values())
+                emit(linear=Int8Linear(rows, saturates=saturates))
             else:
-                emit()
+                emit(linear=float_linear)
         except KeyError as error:
             raise ModelError(
                 f"{files.name} has no tensor {error} although it says it is a {shape.family} "

@@ -2,35 +2,31 @@
 
 `edge_engine.graph_interface` says what goes in and out.
 
-Values between the layers that other modules refer to by name: `normed_i` goes into the attention
-of layer i (and, after the last layer, into the vocabulary), `mlp_normed_i` into its MLP and
-`product_i` into the MLP's last product.
+Values between the layers that other modules refer to by name, each with one row for a token:
+`normed_i` goes into the attention of layer i (and, after the last layer, into the vocabulary),
+`attended_rows_i` comes out of it, `mlp_normed_i` goes into the MLP and `product_i` into the MLP's
+last product.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edge_engine.arch import LlamaShape
 from edge_engine.external_data import ExternalData
 from edge_engine.graph_interface import graph_inputs, graph_outputs
-from edge_engine.manifest import DATA_FILE, GRAPH_FILE, Precision
-from edge_engine.nbits import CONTRIB_DOMAIN, nbits_node
-from edge_engine.quantize import quantize_weight
+from edge_engine.graph_writer import CONTRIB_DOMAIN, GraphWriter
+from edge_engine.linear import Linear
+from edge_engine.manifest import DATA_FILE, GRAPH_FILE
 from edge_engine.rope import cos_sin_tables
 from edge_engine.run_inputs import SLACK
 from edge_engine.weights import Weights, is_tied
-from engine_core.errors import ModelError
 
 # Input 16 of GroupQueryAttention is query_seqlens; inputs 9 to 15 stay empty.
 _QUERY_SEQLENS_INPUT = 16
-_OPSET = 18
-_IR_VERSION = 10
 
 
 def emit_graph(
@@ -38,10 +34,9 @@ def emit_graph(
     shape: LlamaShape,
     folder: Path,
     *,
-    precision: Precision,
+    linear: Linear,
     ragged: bool,
     on_read: Callable[[int], object],
-    smoothing: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
     extra_outputs: Iterable[str] = (),
 ) -> None:
     """Write `model.onnx` and its data file into an existing folder.
@@ -50,11 +45,9 @@ def emit_graph(
         weights: Where tensors come from; read one at a time, each once (a tied head twice).
         shape: The decoder's numbers.
         folder: Receives the two files.
-        precision: `int8` for 8-bit blocks in every linear layer, `fp32` for parity checks.
+        linear: How the graph multiplies with weights.
         ragged: Whether the graph has the input `query_seqlens`.
         on_read: Called after each tensor with its float32 bytes.
-        smoothing: For values named above, what each channel is divided by; the weights that make
-            and use the value take it up, so that the logits stay the same.
         extra_outputs: Values named above that become outputs of the graph.
 
     Raises:
@@ -62,16 +55,9 @@ def emit_graph(
         ModelError: a tensor holds infinities or NaN.
     """
     with ExternalData(folder, DATA_FILE) as data:
-        emitter = _Emitter(
-            weights,
-            shape,
-            data,
-            precision=precision,
-            ragged=ragged,
-            on_read=on_read,
-            smoothing=smoothing,
-        )
-        model = emitter.model()
+        graph = GraphWriter(data)
+        _Emitter(weights, shape, graph, linear, ragged=ragged, on_read=on_read).emit()
+        model = graph.model(graph_inputs(shape, ragged=ragged), graph_outputs(shape))
     model.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in extra_outputs
     )
@@ -83,52 +69,38 @@ class _Emitter:
         self,
         weights: Weights,
         shape: LlamaShape,
-        data: ExternalData,
+        graph: GraphWriter,
+        linear: Linear,
         *,
-        precision: Precision,
         ragged: bool,
         on_read: Callable[[int], object],
-        smoothing: Mapping[str, NDArray[np.float32]],
     ) -> None:
         self._weights = weights
         self._shape = shape
-        self._data = data
-        self._precision = precision
+        self._graph = graph
+        self._linear = linear
         self._ragged = ragged
         self._on_read = on_read
-        self._smoothing = smoothing
-        self._nodes: list[onnx.NodeProto] = []
-        self._initializers: list[onnx.TensorProto] = []
 
-    def model(self) -> onnx.ModelProto:
+    def emit(self) -> None:
         shape = self._shape
-        self._tensor("places_of_heads", np.array([-1, shape.heads * shape.head_dim], np.int64))
+        self._graph.tensor(
+            "places_of_heads", np.array([-1, shape.heads * shape.head_dim], np.int64)
+        )
         cos, sin = cos_sin_tables(
             shape.rope_theta, shape.head_dim, shape.max_position + SLACK, shape.rope_scaling
         )
-        self._tensor("cos_cache", cos)
-        self._tensor("sin_cache", sin)
+        self._graph.tensor("cos_cache", cos)
+        self._graph.tensor("sin_cache", sin)
         # float32 and mapped from the file: a step reads one row of it per token.
-        self._tensor("embedding", self._read("model.embed_tokens.weight"))
-        self._node("Gather", ["embedding", "input_ids"], ["residual_0"])
-        self._gamma("norm_0", "model.layers.0.input_layernorm.weight", "normed_0")
+        self._graph.tensor("embedding", self._read("model.embed_tokens.weight"))
+        self._graph.node("Gather", ["embedding", "input_ids"], ["residual_0"])
+        self._gamma("norm_0", "model.layers.0.input_layernorm.weight")
         self._norm("residual_0", "norm_0", "normed_0")
         for layer in range(shape.layers):
             self._layer(layer)
-        self._head(f"normed_{shape.layers}")
-        graph = helper.make_graph(
-            self._nodes,
-            "decoder",
-            graph_inputs(shape, ragged=self._ragged),
-            graph_outputs(shape),
-            self._initializers,
-        )
-        return helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", _OPSET), helper.make_opsetid(CONTRIB_DOMAIN, 1)],
-            ir_version=_IR_VERSION,
-            producer_name="tidegate",
-        )
+        head = "model.embed_tokens" if is_tied(self._weights, shape) else "lm_head"
+        self._product("logits", f"normed_{shape.layers}", [head])
 
     def _layer(self, layer: int) -> None:
         shape = self._shape
@@ -138,37 +110,32 @@ class _Emitter:
         if layer == shape.layers - 1:
             # Nothing after the last attention looks at other tokens: drop rows nobody asked for.
             places = "asked_places"
-            self._node("Gather", ["packed_rows", "logit_rows"], [places])
-            self._node("Gather", [residual, "logit_rows"], ["asked_residual"])
+            self._graph.node("Gather", ["packed_rows", "logit_rows"], [places])
+            self._graph.node("Gather", [residual, "logit_rows"], ["asked_residual"])
             residual = "asked_residual"
         attended = self._attention(layer, prefix, f"normed_{layer}", places)
-        out = self._linear(f"o_{layer}", attended, [prefix + "self_attn.o_proj"])
-        self._gamma(
-            f"mlp_norm_{layer}", prefix + "post_attention_layernorm.weight", f"mlp_normed_{layer}"
-        )
+        out = self._product(f"o_{layer}", attended, [prefix + "self_attn.o_proj"])
+        self._gamma(f"mlp_norm_{layer}", prefix + "post_attention_layernorm.weight")
         self._skip_norm(
             out, residual, f"mlp_norm_{layer}", f"mlp_normed_{layer}", f"mlp_residual_{layer}"
         )
-        gate_up = self._linear(
+        gate_up = self._product(
             f"gate_up_{layer}",
             f"mlp_normed_{layer}",
             [prefix + "mlp.gate_proj", prefix + "mlp.up_proj"],
-            # What divides the product can divide one of its factors.
-            divisors={prefix + "mlp.up_proj": self._smoothing.get(f"product_{layer}")},
         )
         gate, up, silu, product = (f"{part}_{layer}" for part in ("gate", "up", "silu", "product"))
-        self._node("Split", [gate_up], [gate, up], axis=-1, num_outputs=2)
+        self._graph.node("Split", [gate_up], [gate, up], axis=-1, num_outputs=2)
         # x * sigmoid(1.0 * x) is SiLU, in one kernel.
-        self._node("QuickGelu", [gate], [silu], domain=CONTRIB_DOMAIN, alpha=1.0)
-        self._node("Mul", [silu, up], [product])
-        down = self._linear(f"down_{layer}", product, [prefix + "mlp.down_proj"])
+        self._graph.node("QuickGelu", [gate], [silu], domain=CONTRIB_DOMAIN, alpha=1.0)
+        self._graph.node("Mul", [silu, up], [product])
+        down = self._product(f"down_{layer}", product, [prefix + "mlp.down_proj"])
         following = layer + 1
         self._gamma(
             f"norm_{following}",
             "model.norm.weight"
             if following == shape.layers
             else f"model.layers.{following}.input_layernorm.weight",
-            f"normed_{following}",
         )
         self._skip_norm(
             down,
@@ -183,11 +150,11 @@ class _Emitter:
         shape = self._shape
         projections = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
         # One tensor, or one each for query, key and value.
-        parts = [self._linear(f"qkv_{layer}", normed, projections)]
+        parts = [self._product(f"qkv_{layer}", normed, projections)]
         if shape.qk_norm:
             parts = self._normed_heads(layer, prefix, parts[0])
         for part in parts:
-            self._node("Gather", [part, "attention_rows"], [f"spread_{part}"])
+            self._graph.node("Gather", [part, "attention_rows"], [f"spread_{part}"])
         spread = [f"spread_{part}" for part in parts]
         inputs = [
             *spread,
@@ -202,7 +169,7 @@ class _Emitter:
         if self._ragged:
             inputs += [""] * (_QUERY_SEQLENS_INPUT - len(inputs)) + ["query_seqlens"]
         attended = f"attended_{layer}"
-        self._node(
+        self._graph.node(
             "GroupQueryAttention",
             inputs,
             [attended, f"present_key_{layer}", f"present_value_{layer}"],
@@ -212,8 +179,8 @@ class _Emitter:
             do_rotary=1,
             local_window_size=shape.windows[layer],
         )
-        self._node("Reshape", [attended, "places_of_heads"], [f"attended_places_{layer}"])
-        self._node("Gather", [f"attended_places_{layer}", places], [f"attended_rows_{layer}"])
+        self._graph.node("Reshape", [attended, "places_of_heads"], [f"attended_places_{layer}"])
+        self._graph.node("Gather", [f"attended_places_{layer}", places], [f"attended_rows_{layer}"])
         return f"attended_rows_{layer}"
 
     def _normed_heads(self, layer: int, prefix: str, packed: str) -> list[str]:
@@ -222,93 +189,37 @@ class _Emitter:
         widths = [shape.heads * shape.head_dim] + [shape.kv_heads * shape.head_dim] * 2
         parts = [f"{part}_{layer}" for part in ("query", "key", "value")]
         if layer == 0:
-            self._tensor("qkv_widths", np.array(widths, np.int64))
+            self._graph.tensor("qkv_widths", np.array(widths, np.int64))
             # 0 copies a dimension: [T, heads * head_dim] <-> [T, heads, head_dim]
             for part, width in (("query", widths[0]), ("key", widths[1])):
                 heads = width // shape.head_dim
-                self._tensor(f"{part}_heads", np.array([0, heads, shape.head_dim], np.int64))
-                self._tensor(f"{part}_flat", np.array([0, width], np.int64))
-        self._node("Split", [packed, "qkv_widths"], parts, axis=-1)
+                self._graph.tensor(f"{part}_heads", np.array([0, heads, shape.head_dim], np.int64))
+                self._graph.tensor(f"{part}_flat", np.array([0, width], np.int64))
+        self._graph.node("Split", [packed, "qkv_widths"], parts, axis=-1)
         flat = []
         for part, weight in (("query", "q_norm"), ("key", "k_norm")):
             name = f"{part}_{layer}"
             self._gamma(f"{name}_gamma", f"{prefix}self_attn.{weight}.weight")
-            self._node("Reshape", [name, f"{part}_heads"], [f"{name}_heads"])
+            self._graph.node("Reshape", [name, f"{part}_heads"], [f"{name}_heads"])
             self._norm(f"{name}_heads", f"{name}_gamma", f"{name}_normed")
-            self._node("Reshape", [f"{name}_normed", f"{part}_flat"], [f"{name}_flat"])
+            self._graph.node("Reshape", [f"{name}_normed", f"{part}_flat"], [f"{name}_flat"])
             flat.append(f"{name}_flat")
         return [*flat, parts[2]]
 
-    def _head(self, normed: str) -> None:
-        tied = is_tied(self._weights, self._shape)
-        source = "model.embed_tokens" if tied else "lm_head"
-        if self._precision == "int8" or normed in self._smoothing:
-            self._linear("logits", normed, [source])
-            return
-        table = "embedding"
-        if not tied:
-            table = "lm_head"
-            self._tensor(table, self._read("lm_head.weight"))
-        self._node("Gemm", [normed, table], ["logits"], transB=1)
-
-    def _linear(
-        self,
-        name: str,
-        value: str,
-        layers: list[str],
-        divisors: Mapping[str, NDArray[np.float32] | None] = MappingProxyType({}),
-    ) -> str:
-        """Emit one product with the weights of `layers` side by side; return its output.
-
-        `divisors` divide the outputs of some of the layers.
-        """
-        parts = [self._read(f"{layer}.weight") for layer in layers]
-        for index, layer in enumerate(layers):
-            divisor = divisors.get(layer)
-            if divisor is not None:
-                parts[index] = parts[index] / divisor[:, None]
-        weight = np.concatenate(parts)  # [N, K]
-        if value in self._smoothing:
-            weight *= self._smoothing[value]
-        bias = self._bias(name, layers, divisors)
-        if self._precision == "fp32":
-            self._tensor(f"{name}_weight", weight.T)
-            product = name if bias is None else f"{name}_product"
-            self._node("MatMul", [value, f"{name}_weight"], [product])
-            if bias is not None:
-                self._node("Add", [product, bias], [name])
-            return name
-        blocks = quantize_weight(weight)
-        self._tensor(f"{name}_weight", blocks.values)
-        self._tensor(f"{name}_scales", blocks.scales)
-        self._tensor(f"{name}_zeros", blocks.zero_points)
-        quantized = [f"{name}_weight", f"{name}_scales", f"{name}_zeros"]
-        self._nodes.append(nbits_node(value, quantized, bias, name, weight.shape))
+    def _product(self, name: str, value: str, layers: list[str]) -> str:
+        """Multiply with the weights of `layers` side by side; return the name of the result."""
+        weight = np.concatenate([self._read(f"{layer}.weight") for layer in layers])  # [N, K]
+        bias = None
+        if any(f"{layer}.bias" in self._weights.elements for layer in layers):
+            bias = np.concatenate([self._read(f"{layer}.bias") for layer in layers])
+        self._linear(self._graph, name, value, weight, bias)
         return name
 
-    def _bias(
-        self,
-        name: str,
-        layers: list[str],
-        divisors: Mapping[str, NDArray[np.float32] | None],
-    ) -> str | None:
-        if not any(f"{layer}.bias" in self._weights.elements for layer in layers):
-            return None
-        parts = []
-        for layer in layers:
-            bias, divisor = self._read(f"{layer}.bias"), divisors.get(layer)
-            parts.append(bias if divisor is None else bias / divisor)
-        self._tensor(f"{name}_bias", np.concatenate(parts))
-        return f"{name}_bias"
-
-    def _gamma(self, name: str, source: str, normed: str | None = None) -> None:
-        gamma = self._read(source)
-        if normed is not None and normed in self._smoothing:
-            gamma = np.divide(gamma, self._smoothing[normed], dtype=np.float32)
-        self._tensor(name, gamma)
+    def _gamma(self, name: str, source: str) -> None:
+        self._graph.tensor(name, self._read(source))
 
     def _norm(self, value: str, gamma: str, out: str) -> None:
-        self._node(
+        self._graph.node(
             "SimplifiedLayerNormalization",
             [value, gamma],
             [out],
@@ -319,7 +230,7 @@ class _Emitter:
 
     def _skip_norm(self, value: str, skip: str, gamma: str, out: str, total: str | None) -> None:
         outputs = [out] if total is None else [out, "", "", total]
-        self._node(
+        self._graph.node(
             "SkipSimplifiedLayerNormalization",
             [value, skip, gamma],
             outputs,
@@ -329,25 +240,5 @@ class _Emitter:
 
     def _read(self, name: str) -> NDArray[np.float32]:
         values = self._weights.read(name)
-        if not np.isfinite(values).all():
-            raise ModelError(
-                f"{name} holds numbers that are not finite: the checkpoint is damaged. Download it "
-                "again."
-            )
         self._on_read(values.nbytes)
         return values
-
-    def _tensor(self, name: str, array: NDArray[np.generic]) -> None:
-        self._initializers.append(self._data.add(name, array))
-
-    def _node(
-        self,
-        op: str,
-        inputs: list[str],
-        outputs: list[str],
-        *,
-        domain: str = "",
-        **attributes: float,
-    ) -> None:
-        node = helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attributes)
-        self._nodes.append(node)

@@ -28,7 +28,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source_digest: str
     graph: GraphKind
     precision: Precision
-    block: int
     ragged: bool
     max_position: int
     files: dict[str, int]

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import onnx
 from onnx import helper
 
+from edge_engine.graph_writer import CONTRIB_DOMAIN
 from edge_engine.quantize import BITS, BLOCK
-
-CONTRIB_DOMAIN = "com.microsoft"
 
 
 def nbits_node(

@@ -7,7 +7,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edge_engine.nbits import CONTRIB_DOMAIN, nbits_node
+from edge_engine.graph_writer import CONTRIB_DOMAIN
+from edge_engine.nbits import nbits_node
 from edge_engine.quantize import quantize_weight
 
 

@@ -41,7 +41,12 @@ class Weights(Protocol):
     """Names that `read` accepts, and how many numbers each tensor has."""
 
     def read(self, name: str) -> NDArray[np.float32]:
-        """Return one tensor, linear layers as `[out, in]`."""
+        """Return one tensor, linear layers as `[out, in]`.
+
+        Raises:
+            KeyError: there is no such tensor.
+            ModelError: it is damaged: unreadable, or with infinities or NaN.
+        """
         ...
 
 
@@ -83,8 +88,8 @@ class SafetensorsWeights:
             ) from None
         if place.dtype == "BF16":
             # bfloat16 is the upper half of a float32.
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32, copy=False)
+            return _finite(name, (values.astype(np.uint32) << 16).view(np.float32))
+        return _finite(name, values.astype(np.float32, copy=False))
 
 
 class GgufWeights:
@@ -117,7 +122,7 @@ class GgufWeights:
                 f"{self._path}: {info.name} is stored as {kind}, which cannot be read here; use "
                 "a file with Q8_0, Q4_K_M or F16."
             ) from None
-        values = np.asarray(values, dtype=np.float32).reshape(info.shape)
+        values = _finite(name, np.asarray(values, dtype=np.float32).reshape(info.shape))
         if self.config["model_type"] != "llama":
             return values
         if ".q_proj." in name:
@@ -137,6 +142,15 @@ def open_weights(files: ModelFiles) -> Weights:
 def is_tied(weights: Weights, shape: LlamaShape) -> bool:
     """Return whether the embedding is also the head; some checkpoints only show it by its absence."""
     return shape.tied or "lm_head.weight" not in weights.elements
+
+
+def _finite(name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    if not np.isfinite(values).all():
+        raise ModelError(
+            f"{name} holds numbers that are not finite: the checkpoint is damaged. Download it "
+            "again."
+        )
+    return values
 
 
 def _places(file: Path) -> Iterator[tuple[str, _Place]]:

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import pytest
 from kv_room import room
 from tiny_models import TINY, TinyModel, save_tiny_model
 
-from edge_engine.arch import LlamaShape, llama_shape
+from edge_engine.arch import llama_shape
+from edge_engine.calibrate import activations, watched_values
 from edge_engine.emit import emit_graph
+from edge_engine.int8_linear import Int8Linear
+from edge_engine.linear import float_linear
 from edge_engine.manifest import Build, Manifest, Precision, file_sizes
+from edge_engine.rotate import RotatedWeights
 from edge_engine.runner import Runner
 from edge_engine.weights import open_weights
 from engine_core.models import ModelFiles, ModelStore
@@ -33,27 +38,34 @@ def emit_in() -> Callable[[Path], Callable[..., Build]]:
 
     def inside(parent: Path) -> Callable[..., Build]:
         def make(
-            files: ModelFiles, precision: Precision = "fp32", *, ragged: bool = True, **options: Any
+            files: ModelFiles,
+            precision: Precision = "fp32",
+            *,
+            ragged: bool = True,
+            saturates: bool = False,
+            **options: Any,
         ) -> Build:
             folder = Path(tempfile.mkdtemp(dir=parent))
             weights = open_weights(files)
-            shape: LlamaShape = llama_shape(weights.config)
-            emit_graph(
-                weights,
-                shape,
-                folder,
-                precision=precision,
-                ragged=ragged,
-                on_read=lambda _: None,
-                **options,
+            shape = llama_shape(weights.config)
+            if precision == "int8":
+                weights = RotatedWeights(weights, shape)
+                shape = weights.shape
+            write = partial(
+                emit_graph, weights, shape, folder, ragged=ragged, on_read=lambda _: None
             )
+            if precision == "int8":
+                write(linear=Int8Linear(saturates=False), extra_outputs=watched_values(shape))
+                rows = activations(folder, shape, [range(60), range(97)[::-2]], ragged=ragged)
+                write(linear=Int8Linear(rows, saturates=saturates))
+            else:
+                write(linear=float_linear, **options)
             manifest = Manifest(
                 emitter=0,
                 source=files.name,
                 source_digest=files.digest,
                 graph="gqa",
                 precision=precision,
-                block=32,
                 ragged=ragged,
                 max_position=shape.max_position,
                 files=file_sizes(folder),

@@ -26,7 +26,7 @@ from edge_engine.manifest import Build, Manifest
 from edge_engine.open_model import open_model
 from edge_engine.run_inputs import Chunk
 manifest = Manifest(
-    emitter=0, source="m", source_digest="", graph="gqa", precision="fp32", block=32, ragged=True,
+    emitter=0, source="m", source_digest="", graph="gqa", precision="fp32", ragged=True,
     max_position=128, files={},
 )
 model = open_model(Build(pathlib.Path(sys.argv[1]), manifest), context=16)
