@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge_engine.arch import LlamaShape, UnknownArchitectureError, llama_shape
@@ -22,9 +23,11 @@ from edge_engine.calibrate import (
     watched_values,
 )
 from edge_engine.emit import emit_graph
+from edge_engine.kv_scales import kv_scales
 from edge_engine.manifest import (
     Build,
     GraphKind,
+    KvPrecision,
     Manifest,
     Precision,
     file_sizes,
@@ -34,7 +37,7 @@ from edge_engine.manifest import (
 from edge_engine.open_model import open_model
 from edge_engine.packing import pack_weights, packing_key
 from edge_engine.quantize import BLOCK, BYTES_PER_WEIGHT
-from edge_engine.session import has_query_seqlens
+from edge_engine.session import has_int8_kv, has_query_seqlens
 from edge_engine.weights import Weights, is_tied, open_weights
 from engine_core.downloads import check_room, plain_disk_errors, progress_bar, replace_durably, say
 from engine_core.errors import ModelError
@@ -49,9 +52,14 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_le
 _FALLBACK_POSITIONS = 2048
 
 
-def find_build(store: ModelStore, files: ModelFiles, precision: Precision = "int8") -> Build | None:
+def find_build(
+    store: ModelStore,
+    files: ModelFiles,
+    precision: Precision = "int8",
+    kv: KvPrecision = "float32",
+) -> Build | None:
     """Return the build of a model for the installed runtime, or None."""
-    folder = store.build_path(files, _variant(precision))
+    folder = store.build_path(files, _variant(precision, kv))
     manifest = read_manifest(folder)
     return None if manifest is None else Build(folder, manifest)
 
@@ -60,6 +68,7 @@ def ensure_build(
     store: ModelStore,
     files: ModelFiles,
     precision: Precision = "int8",
+    kv: KvPrecision = "float32",
     *,
     progress: bool = True,
 ) -> Build:
@@ -72,15 +81,16 @@ def ensure_build(
         store: Where builds live.
         files: A model that is on this machine.
         precision: `int8` to serve, `fp32` to compare with.
+        kv: What keys and values are kept in.
         progress: Draw a progress bar on stderr.
 
     Raises:
-        ModelError: the model cannot be read, exported or run, or the disk is full; nothing is left
-            behind.
+        ModelError: the model cannot be read, exported or run, or not with such keys and values, or
+            the disk is full; nothing is left behind.
     """
-    folder = store.build_path(files, _variant(precision))
+    folder = store.build_path(files, _variant(precision, kv))
     with store.lock(f"build {folder.name}"):
-        found = find_build(store, files, precision)
+        found = find_build(store, files, precision, kv)
         if found is not None:
             return found
         # A fixed name, so that what a killed build left is cleared away by the next one.
@@ -91,7 +101,7 @@ def ensure_build(
                     if left_over.exists():
                         shutil.rmtree(left_over)
                 partial.mkdir(parents=True)
-                manifest = _make(files, partial, precision, progress)
+                manifest = _make(files, partial, precision, kv, progress)
                 replace_durably(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -99,25 +109,39 @@ def ensure_build(
     return Build(folder, manifest)
 
 
-def _variant(precision: Precision) -> str:
+def _variant(precision: Precision, kv: KvPrecision) -> str:
     """Name everything but the model that shapes a build."""
     step_mode = "ragged" if has_query_seqlens() else "split"
+    if kv != "float32":
+        step_mode += f"-kv-{kv}"
     if precision == "fp32":
         return f"edge-v{EMITTER_VERSION}-fp32-{step_mode}"
     shapes = f"block{BLOCK}-smooth{SHARE_OF_ACTIVATIONS}-{step_mode}"
     return f"edge-v{EMITTER_VERSION}-int8-{shapes}-{packing_key()}"
 
 
-def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool) -> Manifest:
+def _make(
+    files: ModelFiles, folder: Path, precision: Precision, kv: KvPrecision, progress: bool
+) -> Manifest:
+    if kv == "int8" and not has_int8_kv():
+        raise ModelError(
+            f"onnxruntime {ort.__version__} has no int8 keys and values; install a newer one, or set "
+            "kv to float32."
+        )
     weights = open_weights(files)
     try:
         shape = llama_shape(weights.config)
     except UnknownArchitectureError as reason:
+        if kv != "float32":
+            raise ModelError(
+                f"{files.name} needs the exporter ({reason}), whose graphs keep keys and values in "
+                "float32; set kv to float32."
+            ) from None
         _export(files, folder, precision, reason)
         graph: GraphKind = "past_kv"
         max_position = _max_position(weights)
     else:
-        _emit(files, weights, shape, folder, precision=precision, progress=progress)
+        _emit(files, weights, shape, folder, precision=precision, kv=kv, progress=progress)
         graph = "gqa"
         max_position = shape.max_position
     if precision == "int8":
@@ -129,6 +153,7 @@ def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool)
         source_digest=files.digest,
         graph=graph,
         precision=precision,
+        kv=kv,
         block=BLOCK,
         ragged=graph == "gqa" and has_query_seqlens(),
         max_position=max_position,
@@ -146,6 +171,7 @@ def _emit(
     folder: Path,
     *,
     precision: Precision,
+    kv: KvPrecision,
     progress: bool,
 ) -> None:
     ragged = has_query_seqlens()
@@ -156,11 +182,9 @@ def _emit(
         check_room(folder, 3 * int(total * BYTES_PER_WEIGHT) + 2 * 4 * embedding)
     else:
         check_room(folder, 4 * total)
-    rounds = 1
-    if precision == "int8":
-        rounds = 2
-        if is_tied(weights, shape):
-            total += embedding  # read as the table and again as the head
+    rounds = 2 if "int8" in (precision, kv) else 1
+    if precision == "int8" and is_tied(weights, shape):
+        total += embedding  # read as the table and again as the head
     what = f"building {files.label} ({precision})"
     with progress_bar(what, rounds * 4 * total, shown=progress) as bar:
         emit = functools.partial(
@@ -180,9 +204,16 @@ def _emit(
                 with _must_run(files):
                     sizes = channel_sizes(folder, shape, texts, ragged=ragged)
                 _must_be_finite(files, sizes.values())
-                emit(smoothing=smoothing(weights, shape, sizes))
-            else:
+                emit = functools.partial(emit, smoothing=smoothing(weights, shape, sizes))
+            elif kv == "int8":
                 emit()
+            if kv == "int8":
+                texts = calibration_ids(files, shape.max_position)
+                with _must_run(files):
+                    scales = kv_scales(folder, shape, texts, ragged=ragged)
+                _must_be_finite(files, scales.values())
+                emit = functools.partial(emit, kv_scales=scales)
+            emit()
         except KeyError as error:
             raise ModelError(
                 f"{files.name} has no tensor {error} although it says it is a {shape.family} "

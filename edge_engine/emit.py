@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from edge_engine.arch import LlamaShape
 from edge_engine.external_data import ExternalData
 from edge_engine.graph_interface import graph_inputs, graph_outputs
-from edge_engine.manifest import DATA_FILE, GRAPH_FILE, Precision
+from edge_engine.manifest import DATA_FILE, GRAPH_FILE, KvPrecision, Precision
 from edge_engine.nbits import CONTRIB_DOMAIN, nbits_node
 from edge_engine.quantize import quantize_weight
 from edge_engine.rope import cos_sin_tables
@@ -27,8 +27,8 @@ from edge_engine.run_inputs import SLACK
 from edge_engine.weights import Weights, is_tied
 from engine_core.errors import ModelError
 
-# Input 16 of GroupQueryAttention is query_seqlens; inputs 9 to 15 stay empty.
-_QUERY_SEQLENS_INPUT = 16
+# Inputs of GroupQueryAttention that not every graph has; those between them stay empty.
+_KEY_SCALES_INPUT, _VALUE_SCALES_INPUT, _QUERY_SEQLENS_INPUT = 12, 13, 16
 _OPSET = 18
 _IR_VERSION = 10
 
@@ -42,6 +42,7 @@ def emit_graph(
     ragged: bool,
     on_read: Callable[[int], object],
     smoothing: Mapping[str, NDArray[np.float32]] = MappingProxyType({}),
+    kv_scales: Mapping[str, NDArray[np.float32]] | None = None,
     extra_outputs: Iterable[str] = (),
 ) -> None:
     """Write `model.onnx` and its data file into an existing folder.
@@ -55,6 +56,8 @@ def emit_graph(
         on_read: Called after each tensor with its float32 bytes.
         smoothing: For values named above, what each channel is divided by; the weights that make
             and use the value take it up, so that the logits stay the same.
+        kv_scales: What one step of int8 keys and values is worth; see `edge_engine.kv_scales`. None
+            keeps them in float32.
         extra_outputs: Values named above that become outputs of the graph.
 
     Raises:
@@ -70,6 +73,7 @@ def emit_graph(
             ragged=ragged,
             on_read=on_read,
             smoothing=smoothing,
+            kv_scales=kv_scales,
         )
         model = emitter.model()
     model.graph.output.extend(
@@ -89,6 +93,7 @@ class _Emitter:
         ragged: bool,
         on_read: Callable[[int], object],
         smoothing: Mapping[str, NDArray[np.float32]],
+        kv_scales: Mapping[str, NDArray[np.float32]] | None,
     ) -> None:
         self._weights = weights
         self._shape = shape
@@ -97,6 +102,7 @@ class _Emitter:
         self._ragged = ragged
         self._on_read = on_read
         self._smoothing = smoothing
+        self._kv_scales = kv_scales
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: list[onnx.TensorProto] = []
 
@@ -116,11 +122,12 @@ class _Emitter:
         for layer in range(shape.layers):
             self._layer(layer)
         self._head(f"normed_{shape.layers}")
+        kv: KvPrecision = "float32" if self._kv_scales is None else "int8"
         graph = helper.make_graph(
             self._nodes,
             "decoder",
-            graph_inputs(shape, ragged=self._ragged),
-            graph_outputs(shape),
+            graph_inputs(shape, ragged=self._ragged, kv=kv),
+            graph_outputs(shape, kv=kv),
             self._initializers,
         )
         return helper.make_model(
@@ -199,8 +206,22 @@ class _Emitter:
             "cos_cache",
             "sin_cache",
         ]
+        further: dict[int, str] = {}
+        attributes: dict[str, str | int] = {}
+        if self._kv_scales is not None:
+            for place, kind in ((_KEY_SCALES_INPUT, "key"), (_VALUE_SCALES_INPUT, "value")):
+                further[place] = f"{kind}_scales_{layer}"
+                self._tensor(further[place], self._kv_scales[f"{kind}_{layer}"][None])
+            attributes = {
+                "k_quant_type": "PER_CHANNEL",
+                "v_quant_type": "PER_CHANNEL",
+                "kv_cache_bit_width": 8,
+            }
         if self._ragged:
-            inputs += [""] * (_QUERY_SEQLENS_INPUT - len(inputs)) + ["query_seqlens"]
+            further[_QUERY_SEQLENS_INPUT] = "query_seqlens"
+        inputs += [
+            further.get(place, "") for place in range(len(inputs), 1 + max(further, default=0))
+        ]
         attended = f"attended_{layer}"
         self._node(
             "GroupQueryAttention",
@@ -211,6 +232,7 @@ class _Emitter:
             kv_num_heads=shape.kv_heads,
             do_rotary=1,
             local_window_size=shape.windows[layer],
+            **attributes,
         )
         self._node("Reshape", [attended, "places_of_heads"], [f"attended_places_{layer}"])
         self._node("Gather", [f"attended_places_{layer}", places], [f"attended_rows_{layer}"])
@@ -347,7 +369,7 @@ class _Emitter:
         outputs: list[str],
         *,
         domain: str = "",
-        **attributes: float,
+        **attributes: float | str,
     ) -> None:
         node = helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attributes)
         self._nodes.append(node)

@@ -72,8 +72,20 @@ def has_query_seqlens() -> bool:
     Read from the operator's own schema, since version numbers of custom builds and of the GPU
     package do not say.
     """
+    return _attention_takes("query_seqlens")
+
+
+@cache
+def has_int8_kv() -> bool:
+    """Return whether this runtime's GroupQueryAttention keeps int8 keys and values on the CPU.
+
+    Its schema and its CPU kernel learned that together, in 1.25.
+    """
+    return _attention_takes("k_scale")
+
+
+def _attention_takes(name: str) -> bool:
     return any(
-        schema.name == "GroupQueryAttention"
-        and any(value.name == "query_seqlens" for value in schema.inputs)
+        schema.name == "GroupQueryAttention" and any(value.name == name for value in schema.inputs)
         for schema in get_all_operator_schema()
     )

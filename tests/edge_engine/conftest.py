@@ -1,7 +1,8 @@
 """What the edge engine's tests share."""
 
+import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from tiny_models import TINY, TinyModel, save_tiny_model
 
 from edge_engine.arch import LlamaShape, llama_shape
 from edge_engine.emit import emit_graph
-from edge_engine.manifest import Build, Manifest, Precision, file_sizes
+from edge_engine.kv_scales import kv_scales
+from edge_engine.manifest import Build, KvPrecision, Manifest, Precision, file_sizes
 from edge_engine.runner import Runner
 from edge_engine.weights import open_weights
 from engine_core.models import ModelFiles, ModelStore
@@ -33,12 +35,19 @@ def emit_in() -> Callable[[Path], Callable[..., Build]]:
 
     def inside(parent: Path) -> Callable[..., Build]:
         def make(
-            files: ModelFiles, precision: Precision = "fp32", *, ragged: bool = True, **options: Any
+            files: ModelFiles,
+            precision: Precision = "fp32",
+            *,
+            ragged: bool = True,
+            kv: KvPrecision = "float32",
+            text: Sequence[int] = range(64),
+            **options: Any,
         ) -> Build:
             folder = Path(tempfile.mkdtemp(dir=parent))
             weights = open_weights(files)
             shape: LlamaShape = llama_shape(weights.config)
-            emit_graph(
+            emit = functools.partial(
+                emit_graph,
                 weights,
                 shape,
                 folder,
@@ -47,12 +56,16 @@ def emit_in() -> Callable[[Path], Callable[..., Build]]:
                 on_read=lambda _: None,
                 **options,
             )
+            emit()
+            if kv == "int8":
+                emit(kv_scales=kv_scales(folder, shape, [text], ragged=ragged))
             manifest = Manifest(
                 emitter=0,
                 source=files.name,
                 source_digest=files.digest,
                 graph="gqa",
                 precision=precision,
+                kv=kv,
                 block=32,
                 ragged=ragged,
                 max_position=shape.max_position,

@@ -30,7 +30,8 @@ def read_pages(mapping: mmap.mmap, size: int) -> None:
 def private_pages(mib: int) -> mmap.mmap:
     """Return memory fresh from the kernel; an allocator might hand out what was there before."""
     pages = mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.write(b"x" * mib * MIB)
+    for place in range(0, len(pages), mmap.PAGESIZE):
+        pages[place] = 1
     return pages
 
 
