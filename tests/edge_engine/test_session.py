@@ -37,6 +37,18 @@ assert not {"torch", "onnx"} & set(sys.modules)
 """
 
 
+@pytest.fixture
+def quota(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Return what sets the processors that the control groups leave; None is no limit."""
+
+    def leave(processors: int | None) -> None:
+        monkeypatch.setattr("edge_engine.session.cpu_limit", lambda: processors)
+
+    leave(None)
+    return leave
+
+
+@pytest.mark.usefixtures("quota")
 def test_threads_are_the_physical_cores_this_process_may_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -49,6 +61,16 @@ def test_threads_are_the_physical_cores_this_process_may_use(
     assert default_threads() == 8
 
 
+def test_threads_are_no_more_than_the_processor_time_of_a_container(
+    monkeypatch: pytest.MonkeyPatch, quota: Callable[[int | None], None]
+) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda *, logical: 8 // (1 + (not logical)))
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: list(range(8)))
+    quota(2)
+    assert default_threads() == 2
+
+
+@pytest.mark.usefixtures("quota")
 def test_threads_are_the_physical_cores_where_processes_are_not_bound_to_any(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
