@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tiny_models import TinyModel
 
 from edge_engine.arch import LlamaShape, llama_shape
-from edge_engine.kv_scales import KEY_ROOM, VALUE_ROOM, kv_scales
+from edge_engine.kv_scales import ROOM, ROOM_OF_A_VALUE, kv_scales
 from edge_engine.manifest import Build
 from edge_engine.run_inputs import Chunk
 from edge_engine.runner import Runner
@@ -49,9 +49,9 @@ def test_scales_leave_room_above_what_torch_sees(
     assert scales.keys() == seen[0].keys()
     for name, scale in scales.items():
         peak = np.maximum(*(np.abs(sizes(name, kept)).max(axis=1, keepdims=True) for kept in seen))
-        wanted = peak * KEY_ROOM
+        wanted = peak * ROOM
         if name.startswith("value"):
-            wanted = np.maximum(peak * VALUE_ROOM, peak.max(axis=-1, keepdims=True))
+            wanted = np.maximum(peak * ROOM_OF_A_VALUE, wanted.max(axis=-1, keepdims=True))
         np.testing.assert_allclose(scale, wanted / 127, rtol=1e-4)
 
 
