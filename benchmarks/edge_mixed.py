@@ -1,6 +1,6 @@
 """The edge engine under mixed company: waiting behind long prompts, and against static batching.
 
-    python benchmarks/edge_mixed.py [--requests 160] [--seed 0]
+    python benchmarks/edge_mixed.py [--requests 120] [--seed 0]
 
 Two questions to the real engine process over its UNIX socket; no prompt repeats an earlier one.
 
@@ -214,7 +214,7 @@ async def measure(count: int, seed: int) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=160, help="requests of each run (160)")
+    parser.add_argument("--requests", type=int, default=120, help="requests of each run (120)")
     parser.add_argument("--seed", type=int, default=0, help="of sizes and arrivals (0)")
     args = parser.parse_args()
     print(json.dumps(asyncio.run(measure(args.requests, args.seed))))

@@ -3,12 +3,13 @@
     python benchmarks/edge_soak.py [--requests 20000] [--cancel 0.2]
 
 The real engine process over its UNIX socket, 12 requests at a time, so that some of them wait:
-prompts of 4 to 32 tokens, 1 to 6 new ones, half of them streamed, of a handful of tenants, so that
-some find what an earlier request left. A share is hung up on after a random time, waiting,
-prefilling or generating. RSS is read all along; its slope after the first tenth is a least-squares
-fit. At the end, `slots_leaked` is how many fewer requests run side by side than at the start, plus
-what still counts as running or waiting; `fds_leaked` how many more files and sockets the engine has
-open. Prints a table and, last, one JSON line.
+prompts of 4 to 40 tokens, 1 to 6 new ones, half of them streamed. They are of a handful of tenants,
+and half of them open with their tenant's own 16 tokens, which an earlier request may have left. A
+share is hung up on after a random time, waiting, prefilling or generating. RSS is read all along;
+its slope after the first tenth is a least-squares fit. At the end, `slots_leaked` is how many fewer
+requests run side by side than at the start, plus what still counts as running or waiting;
+`fds_leaked` how many more files and sockets the engine has open. Prints a table and, last, one JSON
+line.
 """
 
 import argparse
@@ -41,11 +42,14 @@ async def soak(
     readings = []
     done = 0
     every = max(1, count // SAMPLES)
+    openings = {f"tenant-{number}": corpus.prompt(16) for number in range(TENANTS)}
 
     async def one() -> None:
-        request = Request(
-            corpus.prompt(rng.randint(4, 32)), rng.randint(1, 6), f"tenant-{rng.randrange(TENANTS)}"
-        )
+        tenant, opening = rng.choice(list(openings.items()))
+        prompt = corpus.prompt(rng.randint(4, 24))
+        if rng.random() < 0.5:
+            prompt = opening + prompt
+        request = Request(prompt, rng.randint(1, 6), tenant)
         answer = engine.stream(request) if rng.random() < 0.5 else engine.whole(request)
         seconds = rng.uniform(0, 0.1) if rng.random() < cancel else None
         try:

@@ -4,7 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from engine_core.batch_engine import BatchEngine, BatchModel
+from engine_core.batch_engine import BatchEngine
+from engine_core.batch_model import BatchModel
 from engine_core.models import ModelFiles, ModelStore
 from engine_core.process import add_serve_arguments, begin, run_command, run_engine
 from engine_core.single_sequence import SingleSequenceModel

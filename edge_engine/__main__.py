@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="SIZE",
         help="most memory for keys and values, e.g. 768MiB (default: a quarter of what there is)",
     )
+    _add_kv(serve)
     serve.add_argument(
         "--step-memory",
         type=_size,
@@ -48,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         default="int8",
         help="int8 to serve; fp32 to compare with (default: %(default)s)",
     )
+    _add_kv(build)
     build.add_argument("--lifeline", action="store_true", help="end when stdin reaches end-of-file")
     build.set_defaults(run=_build)
     args = parser.parse_args(arguments)
@@ -58,9 +60,9 @@ def _serve(args: argparse.Namespace) -> int:
     begin(args)
     store = ModelStore()
     files = store.pull(args.model)
-    build = find_build(store, files)
+    build = find_build(store, files, kv=args.kv)
     if build is None:
-        ensure_build(store, files)
+        ensure_build(store, files, kv=args.kv)
         # A build leaves a large, fragmented heap; the engine should run for weeks in a small one.
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - no shell, our own command line
     engine = BatchEngine(
@@ -84,9 +86,19 @@ def _build(args: argparse.Namespace) -> int:
     if args.lifeline:
         lifeline.start()
     store = ModelStore()
-    build = ensure_build(store, store.pull(args.model), args.precision)
+    build = ensure_build(store, store.pull(args.model), args.precision, args.kv)
     sys.stdout.write(f"{build.folder}\n")
     return 0
+
+
+def _add_kv(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--kv",
+        choices=("float32", "int8"),
+        default="float32",
+        help="what keys and values are kept in; int8 takes a quarter of the memory "
+        "(default: %(default)s)",
+    )
 
 
 def _size(text: str) -> int:

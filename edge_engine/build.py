@@ -11,16 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge_engine.arch import LlamaShape, UnknownArchitectureError, llama_shape
 from edge_engine.calibrate import activations, calibration_ids, watched_values
 from edge_engine.emit import emit_graph
 from edge_engine.int8_linear import Int8Linear, products_saturate
-from edge_engine.linear import float_linear
+from edge_engine.kv_scales import kv_scales
+from edge_engine.linear import Linear, float_linear
 from edge_engine.manifest import (
     Build,
     GraphKind,
+    KvPrecision,
     Manifest,
     Precision,
     file_sizes,
@@ -30,7 +33,7 @@ from edge_engine.manifest import (
 from edge_engine.open_model import open_model
 from edge_engine.packing import pack_weights, packing_key
 from edge_engine.rotate import RotatedWeights
-from edge_engine.session import has_query_seqlens
+from edge_engine.session import has_int8_kv, has_query_seqlens
 from edge_engine.weights import Weights, is_tied, open_weights
 from engine_core.downloads import check_room, plain_disk_errors, progress_bar, replace_durably, say
 from engine_core.errors import ModelError
@@ -45,9 +48,14 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_le
 _FALLBACK_POSITIONS = 2048
 
 
-def find_build(store: ModelStore, files: ModelFiles, precision: Precision = "int8") -> Build | None:
+def find_build(
+    store: ModelStore,
+    files: ModelFiles,
+    precision: Precision = "int8",
+    kv: KvPrecision = "float32",
+) -> Build | None:
     """Return the build of a model for the installed runtime, or None."""
-    folder = store.build_path(files, _variant(precision))
+    folder = store.build_path(files, _variant(precision, kv))
     manifest = read_manifest(folder)
     return None if manifest is None else Build(folder, manifest)
 
@@ -56,6 +64,7 @@ def ensure_build(
     store: ModelStore,
     files: ModelFiles,
     precision: Precision = "int8",
+    kv: KvPrecision = "float32",
     *,
     progress: bool = True,
 ) -> Build:
@@ -68,15 +77,16 @@ def ensure_build(
         store: Where builds live.
         files: A model that is on this machine.
         precision: `int8` to serve, `fp32` to compare with.
+        kv: What keys and values are kept in.
         progress: Draw a progress bar on stderr.
 
     Raises:
-        ModelError: the model cannot be read, exported or run, or the disk is full; nothing is left
-            behind.
+        ModelError: the model cannot be read, exported or run, or not with such keys and values, or
+            the disk is full; nothing is left behind.
     """
-    folder = store.build_path(files, _variant(precision))
+    folder = store.build_path(files, _variant(precision, kv))
     with store.lock(f"build {folder.name}"):
-        found = find_build(store, files, precision)
+        found = find_build(store, files, precision, kv)
         if found is not None:
             return found
         # A fixed name, so that what a killed build left is cleared away by the next one.
@@ -87,7 +97,7 @@ def ensure_build(
                     if left_over.exists():
                         shutil.rmtree(left_over)
                 partial.mkdir(parents=True)
-                manifest = _make(files, partial, precision, progress)
+                manifest = _make(files, partial, precision, kv, progress)
                 replace_durably(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -95,24 +105,38 @@ def ensure_build(
     return Build(folder, manifest)
 
 
-def _variant(precision: Precision) -> str:
+def _variant(precision: Precision, kv: KvPrecision) -> str:
     """Name everything but the model that shapes a build."""
     step_mode = "ragged" if has_query_seqlens() else "split"
+    if kv != "float32":
+        step_mode += f"-kv-{kv}"
     if precision == "fp32":
         return f"edge-v{EMITTER_VERSION}-fp32-{step_mode}"
     return f"edge-v{EMITTER_VERSION}-int8-{step_mode}-{packing_key()}"
 
 
-def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool) -> Manifest:
+def _make(
+    files: ModelFiles, folder: Path, precision: Precision, kv: KvPrecision, progress: bool
+) -> Manifest:
+    if kv == "int8" and not has_int8_kv():
+        raise ModelError(
+            f"onnxruntime {ort.__version__} has no int8 keys and values; install a newer one, or set "
+            "kv to float32."
+        )
     weights = open_weights(files)
     try:
         shape = llama_shape(weights.config)
     except UnknownArchitectureError as reason:
+        if kv != "float32":
+            raise ModelError(
+                f"{files.name} needs the exporter ({reason}), whose graphs keep keys and values in "
+                "float32; set kv to float32."
+            ) from None
         _export(files, folder, precision, reason)
         graph: GraphKind = "past_kv"
         max_position = _max_position(weights)
     else:
-        _emit(files, weights, shape, folder, precision=precision, progress=progress)
+        _emit(files, weights, shape, folder, precision=precision, kv=kv, progress=progress)
         graph = "gqa"
         max_position = shape.max_position
     if precision == "int8":
@@ -124,6 +148,7 @@ def _make(files: ModelFiles, folder: Path, precision: Precision, progress: bool)
         source_digest=files.digest,
         graph=graph,
         precision=precision,
+        kv=kv,
         ragged=graph == "gqa" and has_query_seqlens(),
         max_position=max_position,
         files=file_sizes(folder),
@@ -140,8 +165,10 @@ def _emit(
     folder: Path,
     *,
     precision: Precision,
+    kv: KvPrecision,
     progress: bool,
 ) -> None:
+    ragged = has_query_seqlens()
     if precision == "int8":
         rotated = RotatedWeights(weights, shape)
         weights, shape = rotated, rotated.shape
@@ -154,29 +181,32 @@ def _emit(
         check_room(folder, 3 * total + 2 * 4 * embedding)
     else:
         check_room(folder, 4 * total)
-    rounds = 2 if precision == "int8" else 1
+    rounds = 2 if "int8" in (precision, kv) else 1
     what = f"building {files.label} ({precision})"
     with progress_bar(what, rounds * 4 * total, shown=progress) as bar:
         emit = functools.partial(
-            emit_graph,
-            weights,
-            shape,
-            folder,
-            ragged=has_query_seqlens(),
-            on_read=bar.update,
+            emit_graph, weights, shape, folder, ragged=ragged, on_read=bar.update
         )
+        linear: Linear = float_linear
+        scales = None
         try:
-            if precision == "int8":
-                # Once to see what its layers read, and again with weights that are rounded for it.
+            if "int8" in (precision, kv):
+                # Once to see what flows through it, and again with numbers that fit that.
                 saturates = products_saturate()
-                emit(linear=Int8Linear(saturates=saturates), extra_outputs=watched_values(shape))
+                watched: list[str] = []
+                if precision == "int8":
+                    linear, watched = Int8Linear(saturates=saturates), watched_values(shape)
+                emit(linear=linear, extra_outputs=watched)
                 texts = calibration_ids(files, shape.max_position)
                 with _must_run(files):
-                    rows = activations(folder, shape, texts, ragged=has_query_seqlens())
-                _must_be_finite(files, rows.values())
-                emit(linear=Int8Linear(rows, saturates=saturates))
-            else:
-                emit(linear=float_linear)
+                    if precision == "int8":
+                        rows = activations(folder, shape, texts, ragged=ragged)
+                        _must_be_finite(files, rows.values())
+                        linear = Int8Linear(rows, saturates=saturates)
+                    if kv == "int8":
+                        scales = kv_scales(folder, shape, texts, ragged=ragged)
+                        _must_be_finite(files, scales.values())
+            emit(linear=linear, kv_scales=scales)
         except KeyError as error:
             raise ModelError(
                 f"{files.name} has no tensor {error} although it says it is a {shape.family} "

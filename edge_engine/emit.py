@@ -8,7 +8,7 @@ Values between the layers that other modules refer to by name, each with one row
 last product.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,13 @@ from edge_engine.external_data import ExternalData
 from edge_engine.graph_interface import graph_inputs, graph_outputs
 from edge_engine.graph_writer import CONTRIB_DOMAIN, GraphWriter
 from edge_engine.linear import Linear
-from edge_engine.manifest import DATA_FILE, GRAPH_FILE
+from edge_engine.manifest import DATA_FILE, GRAPH_FILE, KvPrecision
 from edge_engine.rope import cos_sin_tables
 from edge_engine.run_inputs import SLACK
 from edge_engine.weights import Weights, is_tied
 
-# Input 16 of GroupQueryAttention is query_seqlens; inputs 9 to 15 stay empty.
-_QUERY_SEQLENS_INPUT = 16
+# Inputs of GroupQueryAttention that not every graph has; those between them stay empty.
+_KEY_SCALES_INPUT, _VALUE_SCALES_INPUT, _QUERY_SEQLENS_INPUT = 12, 13, 16
 
 
 def emit_graph(
@@ -37,6 +37,7 @@ def emit_graph(
     linear: Linear,
     ragged: bool,
     on_read: Callable[[int], object],
+    kv_scales: Mapping[str, NDArray[np.float32]] | None = None,
     extra_outputs: Iterable[str] = (),
 ) -> None:
     """Write `model.onnx` and its data file into an existing folder.
@@ -48,6 +49,8 @@ def emit_graph(
         linear: How the graph multiplies with weights.
         ragged: Whether the graph has the input `query_seqlens`.
         on_read: Called after each tensor with its float32 bytes.
+        kv_scales: What one step of int8 keys and values is worth; see `edge_engine.kv_scales`. None
+            keeps them in float32.
         extra_outputs: Values named above that become outputs of the graph.
 
     Raises:
@@ -56,8 +59,11 @@ def emit_graph(
     """
     with ExternalData(folder, DATA_FILE) as data:
         graph = GraphWriter(data)
-        _Emitter(weights, shape, graph, linear, ragged=ragged, on_read=on_read).emit()
-        model = graph.model(graph_inputs(shape, ragged=ragged), graph_outputs(shape))
+        _Emitter(
+            weights, shape, graph, linear, ragged=ragged, on_read=on_read, kv_scales=kv_scales
+        ).emit()
+        kv: KvPrecision = "float32" if kv_scales is None else "int8"
+        model = graph.model(graph_inputs(shape, ragged=ragged, kv=kv), graph_outputs(shape, kv=kv))
     model.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in extra_outputs
     )
@@ -74,6 +80,7 @@ class _Emitter:
         *,
         ragged: bool,
         on_read: Callable[[int], object],
+        kv_scales: Mapping[str, NDArray[np.float32]] | None,
     ) -> None:
         self._weights = weights
         self._shape = shape
@@ -81,6 +88,7 @@ class _Emitter:
         self._linear = linear
         self._ragged = ragged
         self._on_read = on_read
+        self._kv_scales = kv_scales
 
     def emit(self) -> None:
         shape = self._shape
@@ -166,8 +174,22 @@ class _Emitter:
             "cos_cache",
             "sin_cache",
         ]
+        further: dict[int, str] = {}
+        attributes: dict[str, str | int] = {}
+        if self._kv_scales is not None:
+            for place, kind in ((_KEY_SCALES_INPUT, "key"), (_VALUE_SCALES_INPUT, "value")):
+                further[place] = f"{kind}_scales_{layer}"
+                self._graph.tensor(further[place], self._kv_scales[f"{kind}_{layer}"][None])
+            attributes = {
+                "k_quant_type": "PER_CHANNEL",
+                "v_quant_type": "PER_CHANNEL",
+                "kv_cache_bit_width": 8,
+            }
         if self._ragged:
-            inputs += [""] * (_QUERY_SEQLENS_INPUT - len(inputs)) + ["query_seqlens"]
+            further[_QUERY_SEQLENS_INPUT] = "query_seqlens"
+        inputs += [
+            further.get(place, "") for place in range(len(inputs), 1 + max(further, default=0))
+        ]
         attended = f"attended_{layer}"
         self._graph.node(
             "GroupQueryAttention",
@@ -178,6 +200,7 @@ class _Emitter:
             kv_num_heads=shape.kv_heads,
             do_rotary=1,
             local_window_size=shape.windows[layer],
+            **attributes,
         )
         self._graph.node("Reshape", [attended, "places_of_heads"], [f"attended_places_{layer}"])
         self._graph.node("Gather", [f"attended_places_{layer}", places], [f"attended_rows_{layer}"])

@@ -15,8 +15,8 @@ Inputs (R logits are asked for, and every sequence has room for C tokens):
   any upper bound up to C will do
 - `query_seqlens` int32 `[B]`: how many of the S places are used, 0 for a sequence that is left
   alone (graphs for runtimes that have it)
-- `past_key_i`, `past_value_i` float32 `[B, kv_heads, C, head_dim]`, bound to the same memory as
-  `present_key_i`, `present_value_i`: the run appends in place
+- `past_key_i`, `past_value_i` float32 or int8 `[B, kv_heads, C, head_dim]`, bound to the same memory
+  as `present_key_i`, `present_value_i`: the run appends in place
 
 Output: `logits` float32 `[R, vocab]`.
 """
@@ -25,9 +25,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from edge_engine.arch import LlamaShape
+from edge_engine.manifest import KvPrecision
+
+_KV_TYPES = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}
 
 
-def graph_inputs(shape: LlamaShape, *, ragged: bool) -> list[onnx.ValueInfoProto]:
+def graph_inputs(shape: LlamaShape, *, ragged: bool, kv: KvPrecision) -> list[onnx.ValueInfoProto]:
     """Declare the inputs; `ragged` graphs have `query_seqlens`."""
     info = helper.make_tensor_value_info
     inputs = [
@@ -40,19 +43,19 @@ def graph_inputs(shape: LlamaShape, *, ragged: bool) -> list[onnx.ValueInfoProto
     ]
     if ragged:
         inputs.append(info("query_seqlens", TensorProto.INT32, ["B"]))
-    return inputs + _caches(shape, "past")
+    return inputs + _caches(shape, "past", kv)
 
 
-def graph_outputs(shape: LlamaShape) -> list[onnx.ValueInfoProto]:
+def graph_outputs(shape: LlamaShape, *, kv: KvPrecision) -> list[onnx.ValueInfoProto]:
     """Declare the outputs, `logits` first."""
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", shape.vocab])
-    return [logits, *_caches(shape, "present")]
+    return [logits, *_caches(shape, "present", kv)]
 
 
-def _caches(shape: LlamaShape, side: str) -> list[onnx.ValueInfoProto]:
+def _caches(shape: LlamaShape, side: str, kv: KvPrecision) -> list[onnx.ValueInfoProto]:
     dims = ["B", shape.kv_heads, "C", shape.head_dim]
     return [
-        helper.make_tensor_value_info(f"{side}_{kind}_{layer}", TensorProto.FLOAT, dims)
+        helper.make_tensor_value_info(f"{side}_{kind}_{layer}", _KV_TYPES[kv], dims)
         for layer in range(shape.layers)
         for kind in ("key", "value")
     ]

@@ -37,7 +37,7 @@ class GraphWriter:
         outputs: list[str],
         *,
         domain: str = "",
-        **attributes: float,
+        **attributes: float | str,
     ) -> None:
         """Add a node, named after its first output."""
         node = helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attributes)

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from engine_core.byte_sizes import format_bytes
+from engine_core.errors import ModelError
+
 _ON_LINUX = sys.platform == "linux"
 
 
@@ -23,17 +26,22 @@ class KvMemory:
         nbytes: Room for all arrays, each on pages of its own.
 
     Raises:
-        OSError: the system has no room for so large a mapping.
+        ModelError: the system has no room for so large a mapping.
     """
 
     def __init__(self, nbytes: int) -> None:
+        # Private: the default, shared, would be a file of tmpfs to the kernel.
+        options = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if _ON_LINUX else {}
+        try:
+            self._map = mmap.mmap(-1, nbytes, **options)
+        except OSError as error:
+            raise ModelError(
+                f"the system has no room for {format_bytes(nbytes)} of keys and values "
+                f"({error.strerror}); lower kv_memory, slots or context."
+            ) from None
         if _ON_LINUX:
-            # Private: the default, shared, would be a file of tmpfs to the kernel.
-            self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(OSError):  # a kernel that has no huge pages
                 self._map.madvise(mmap.MADV_NOHUGEPAGE)
-        else:
-            self._map = mmap.mmap(-1, nbytes)
         self._start = np.frombuffer(self._map, np.uint8).ctypes.data
         self._used = 0
 

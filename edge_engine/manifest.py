@@ -13,14 +13,16 @@ DATA_FILE = "model.onnx.data"
 
 GraphKind = Literal["gqa", "past_kv"]
 Precision = Literal["int8", "fp32"]
+KvPrecision = Literal["float32", "int8"]
+"""NumPy's names for the numbers that keys and values are kept in."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The contents of `manifest.json` in a build folder.
 
     `graph` says which step model runs it: `gqa` for graphs of our emitter, `past_kv` for exports
-    that concatenate keys and values. `max_position` is the model's own limit of tokens. `files`
-    maps every other file of the folder to its bytes.
+    that concatenate keys and values. `kv` is what keys and values are kept in. `max_position` is
+    the model's own limit of tokens. `files` maps every other file of the folder to its bytes.
     """
 
     emitter: int
@@ -28,6 +30,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source_digest: str
     graph: GraphKind
     precision: Precision
+    kv: KvPrecision
     ragged: bool
     max_position: int
     files: dict[str, int]

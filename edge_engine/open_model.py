@@ -5,8 +5,8 @@ from edge_engine.manifest import Build
 from edge_engine.past_kv_model import PastKvModel
 from edge_engine.runner import Runner
 from edge_engine.step_memory import default_limit
-from engine_core.batch_engine import BatchModel
-from engine_core.machine_memory import memory_limit
+from engine_core.batch_model import BatchModel
+from engine_core.machine_limits import memory_limit
 from engine_core.single_sequence import SingleSequenceModel
 
 

@@ -13,6 +13,9 @@ What this buys: keys and values of a generated token equal those that a prompt w
 leaves, so that any prefix may be used again. What it costs: about a tenth of the time of attention
 in a decode step.
 
+Attention over int8 keys and values computes every query by itself, so there the repeat only fills
+the table, which keeps a decode step out of the kernel that spreads a single query over many threads.
+
 Without `query_seqlens` several sequences can only be in one run with a single query each. Then
 generated tokens are computed that way, always, and prompts with an even number of queries, always.
 """
@@ -23,6 +26,8 @@ from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edge_engine.manifest import KvPrecision
 
 SLACK = 1
 """Places of a slot beyond its context window: the repeat of the very last token needs one."""
@@ -77,7 +82,7 @@ class RunShape:
         slots: How many slots it sees; those without a row are left alone.
         rows: How many of them compute something.
         tokens: How many tokens each of those computes.
-        queries: Places that each takes in attention: `tokens`, or one more.
+        queries: Places that each has in attention's table: `tokens`, or one more.
         logits: Rows of logits: one for each row that wants them, or one for every token.
     """
 
@@ -118,11 +123,16 @@ class RunInputs:
         shape: The shape.
         capacity: Places of a slot.
         ragged: Whether the graph has `query_seqlens`.
+        kv: What its keys and values are kept in.
     """
 
-    def __init__(self, shape: RunShape, *, capacity: int, ragged: bool) -> None:
+    def __init__(
+        self, shape: RunShape, *, capacity: int, ragged: bool, kv: KvPrecision = "float32"
+    ) -> None:
         self._shape = shape
         self._ragged = ragged
+        # How many of a sequence's places count; without `query_seqlens` all do.
+        self._claimed = shape.tokens if ragged and kv == "int8" else shape.queries
         count = shape.rows * shape.tokens
         self._ids = np.zeros(count, np.int64)
         self._attention_rows = np.zeros((shape.slots, shape.queries), np.int64)
@@ -171,8 +181,8 @@ class RunInputs:
             self._ids[begin:end] = row.tokens
             np.add(self._places, begin, out=self._attention_rows[slot])
             np.add(self._steps, slot * shape.queries, out=self._packed_rows[begin:end])
-            self._lengths[slot] = row.begin + shape.queries - 1
-            self._queries[slot] = shape.queries
+            self._lengths[slot] = row.begin + self._claimed - 1
+            self._queries[slot] = self._claimed
             if row.wants_logits and shape.logits < len(self._ids):
                 self._logit_rows[asked] = end - 1
                 asked += 1

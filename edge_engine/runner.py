@@ -29,8 +29,6 @@ from edge_engine.step_memory import LEAST, StepMemory
 
 _KEPT_SHAPES = 32
 """Shapes of runs whose inputs are kept bound. Binding anew takes a third of a millisecond."""
-_FLOAT = 4
-"""Bytes of a float32."""
 _LOOK_SECONDS = 0.5
 """Between two counts of the resident pages of keys and values: of 4 GiB, one takes 3 ms."""
 
@@ -76,20 +74,24 @@ class Runner:
             for node in self._session.get_inputs()
             if node.name.startswith("past_")
         }
-        self.kv_token_bytes = sum(_FLOAT * heads * dim for heads, dim in pasts.values())
+        kv = np.dtype(manifest.kv)
+        self._kv_precision = manifest.kv
+        self.kv_token_bytes = sum(kv.itemsize * heads * dim for heads, dim in pasts.values())
         plan = plan_kv(
             budget, token_bytes=self.kv_token_bytes, longest=manifest.max_position, slack=SLACK
         )
         _log.info("%s", plan)
         self.context_window = plan.context
-        self.space = SlotSpace(plan.slots, keeps_generated=manifest.ragged)
+        # Over int8, attention with one query and with several are the same to the last bit.
+        exact = manifest.ragged or manifest.kv == "int8"
+        self.space = SlotSpace(plan.slots, keeps_generated=exact)
         self.kv_total_bytes = plan.total_bytes
         self._capacity = plan.context + SLACK
         shapes = {
             name: (plan.slots, heads, self._capacity, dim) for name, (heads, dim) in pasts.items()
         }
-        self._kv = KvMemory(sum(KvMemory.room_for(_FLOAT * prod(s)) for s in shapes.values()))
-        self._caches = {name: self._kv.array(shape) for name, shape in shapes.items()}
+        self._kv = KvMemory(sum(KvMemory.room_for(kv.itemsize * prod(s)) for s in shapes.values()))
+        self._caches = {name: self._kv.array(shape, kv) for name, shape in shapes.items()}
         self._kv_resident = 0
         self._looked = 0.0
         # How far each slot was ever written since it began anew.
@@ -101,6 +103,7 @@ class Runner:
         self.details: dict[str, str | int | float | bool] = {
             "provider": self._session.get_providers()[0],
             "precision": manifest.precision,
+            "kv": manifest.kv,
             "step_mode": "ragged" if manifest.ragged else "split",
             "graph": "gqa",
             "threads": options.intra_op_num_threads,
@@ -210,7 +213,9 @@ class Runner:
         self._step_memory.run(self._session, binding)
 
     def _bind(self, shape: RunShape) -> tuple[RunInputs, ort.IOBinding]:
-        inputs = RunInputs(shape, capacity=self._capacity, ragged=self._ragged)
+        inputs = RunInputs(
+            shape, capacity=self._capacity, ragged=self._ragged, kv=self._kv_precision
+        )
         binding = self._session.io_binding()
         for name, array in inputs.arrays.items():
             binding.bind_ortvalue_input(name, _shared(array))

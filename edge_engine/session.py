@@ -9,6 +9,7 @@ import psutil
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from edge_engine.step_memory import StepMemory
+from engine_core.machine_limits import cpu_limit
 
 SPIN_MICROSECONDS = 10
 """How long a worker without work looks out for some before it goes to sleep."""
@@ -43,6 +44,8 @@ def default_threads() -> int:
     process = psutil.Process()
     if hasattr(process, "cpu_affinity"):  # not on macOS, which binds no process to cores
         allowed = len(process.cpu_affinity()) or allowed
+    # A container may see all cores and have the time of a few; more threads would be throttled.
+    allowed = min(allowed, cpu_limit() or allowed)
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
@@ -72,8 +75,20 @@ def has_query_seqlens() -> bool:
     Read from the operator's own schema, since version numbers of custom builds and of the GPU
     package do not say.
     """
+    return _attention_takes("query_seqlens")
+
+
+@cache
+def has_int8_kv() -> bool:
+    """Return whether this runtime's GroupQueryAttention keeps int8 keys and values on the CPU.
+
+    Its schema and its CPU kernel learned that together, in 1.25.
+    """
+    return _attention_takes("k_scale")
+
+
+def _attention_takes(name: str) -> bool:
     return any(
-        schema.name == "GroupQueryAttention"
-        and any(value.name == "query_seqlens" for value in schema.inputs)
+        schema.name == "GroupQueryAttention" and any(value.name == name for value in schema.inputs)
         for schema in get_all_operator_schema()
     )

@@ -55,21 +55,20 @@ class SlotSpace:
         when as many sequences have left as there are slots. All chats begin with the same few
         tokens: without the loss, every new one would wipe out a long conversation to save them.
         """
+        if not self.free:  # the first of the waiting list asks before every step
+            return None
         # At least one token must be computed, since its logits choose the next one.
         wanted = np.asarray(tokens[:-1], np.int64)
-        best: tuple[float, int, int] | None = None
+        gains: list[tuple[float, int, int]] = []
         for index, slot in enumerate(self._slots):
             if slot.busy:
                 continue
             common = _common(slot.kept, wanted) if slot.salt == salt else 0
             age = (self._releases - slot.released) / len(self._slots)
             gain = common - (len(slot.kept) - common) / (1 + age)
-            # Among equals the first slot, since a step spans the slots up to the last busy one.
-            if best is None or gain > best[0]:
-                best = (gain, index, common)
-        if best is None:
-            return None
-        _, index, cached = best
+            gains.append((gain, index, common))
+        # Among equals the first slot, since a step spans the slots up to the last busy one.
+        _, index, cached = max(gains, key=lambda entry: entry[0])
         self._slots[index] = _Slot(busy=True, salt=salt)
         return Placement(index, cached)
 

@@ -11,25 +11,24 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine_core.answer import Answer
+from engine_core.batch_model import BatchModel, compute
 from engine_core.errors import (
     ApiError,
     DeadlineError,
     EngineFailureError,
     ModelError,
     OverloadedError,
-    StepMemoryError,
     TidegateError,
 )
+from engine_core.grammar import Grammar
 from engine_core.meters import Ending, Meters
 from engine_core.sampling import Sampler
-from engine_core.scheduler import KVSpace, Scheduler, Sequence, StepRow
+from engine_core.scheduler import Scheduler, Sequence, StepRow
 from engine_core.types import (
     ChatTokenizer,
     EngineStats,
@@ -46,58 +45,6 @@ IDLE_SECONDS = 5.0
 """Without work for so long, the model gives back what it holds for the next step."""
 
 _log = logging.getLogger("tidegate.engine")
-
-
-class BatchModel(Protocol):
-    """A decoder that steps many sequences. Used by one thread; the properties by any."""
-
-    @property
-    def context_window(self) -> int:
-        """Most tokens of one sequence."""
-        ...
-
-    @property
-    def space(self) -> KVSpace:
-        """Where sequences are placed."""
-        ...
-
-    @property
-    def kv_total_bytes(self) -> int:
-        """Room for keys and values."""
-        ...
-
-    @property
-    def kv_token_bytes(self) -> int:
-        """What one token takes of it."""
-        ...
-
-    @property
-    def details(self) -> dict[str, str | int | float | bool]:
-        """What only this model has to say in stats: device, precision, provider."""
-        ...
-
-    def memory(self) -> dict[str, int]:
-        """Return where the process's bytes are, in parts; cheap, from any thread."""
-        ...
-
-    def step(self, rows: list[StepRow]) -> NDArray[np.float32]:
-        """Compute tokens; return the logits of the rows that want them, `[rows, vocab]`.
-
-        The array may be overwritten by the next call. A step that raises has changed nothing
-        before the `begin` of any row.
-
-        Raises:
-            StepMemoryError: the step needs more memory than there is; a smaller one may not.
-        """
-        ...
-
-    def relieve(self, level: int) -> None:
-        """Give memory back; see `engine_core.types.Engine.pressure`."""
-        ...
-
-    def close(self) -> None:
-        """Free the model."""
-        ...
 
 
 class _Job:
@@ -206,7 +153,8 @@ class BatchEngine:
                 raise _closing_error()
             self._pressure.append((level, done))
             self._changed.notify_all()
-        return await asyncio.wrap_future(done)
+        # Whoever asked may be gone before the step has ended.
+        return await asyncio.shield(asyncio.wrap_future(done))
 
     async def close(self) -> None:
         """Refuse what waits, end what runs and free the model after the present step."""
@@ -254,6 +202,10 @@ class BatchEngine:
 
     def _work(self) -> None:
         try:
+            if self.tokenizer.follows_grammars:
+                # The first grammar prepares the vocabulary, which holds Python up for a fifth of a
+                # second: now, and not while others are being answered.
+                self.tokenizer.matcher(Grammar("json_object"))
             model = self._load()
         except Exception as error:  # noqa: BLE001 - a loader's library may raise anything
             self._loaded.set_exception(_load_error(self.model, error))
@@ -293,12 +245,15 @@ class BatchEngine:
                 self._step(model, scheduler, rows)
                 rested = False
             elif not woken:
-                model.relieve(0)
+                self._relieve(model, 0)
                 rested = True
 
     def _relieve(self, model: BatchModel, level: int) -> dict[str, int]:
         before = self._meters.rss_bytes()
-        model.relieve(level)
+        try:
+            model.relieve(level)
+        except Exception as error:  # noqa: BLE001 - whatever it raises, the engine lives on
+            _log.error("giving memory back failed", exc_info=error)
         return {"before": before, "after": self._meters.rss_bytes()}
 
     def _step(self, model: BatchModel, scheduler: Scheduler, rows: list[StepRow]) -> None:
@@ -306,7 +261,7 @@ class BatchEngine:
         errors: dict[Sequence, ApiError] = {}
         logits: list[tuple[StepRow, NDArray[np.float32]]] = []
         try:
-            logits, too_large = _compute(model, rows)
+            logits, too_large = compute(model, rows)
             errors = {sequence: _too_large_error(sequence) for sequence in too_large}
         except Exception as error:  # noqa: BLE001 - whatever a step raises, the engine lives on
             _log.error("a step of %d sequences failed", len(rows), exc_info=error)
@@ -357,42 +312,6 @@ class BatchEngine:
         if reason := job.answer.finish_reason:
             events.append(FinishEvent(reason, job.answer.usage(job.sequence.cached)))
         return draw.token, events
-
-
-def _compute(
-    model: BatchModel, rows: list[StepRow]
-) -> tuple[list[tuple[StepRow, NDArray[np.float32]]], list[Sequence]]:
-    """Step, in halves where memory does not suffice for the whole.
-
-    Returns:
-        The rows that want logits with theirs, and the sequences that do not fit at all.
-    """
-    try:
-        logits = model.step(rows)
-    except StepMemoryError:
-        halves = _halves(rows)
-        if halves is None:
-            return [], [rows[0].sequence]
-        first, without = _compute(model, halves[0])
-        # The second half of a chunk cannot follow a first half that failed.
-        rest = [row for row in halves[1] if row.sequence not in without]
-        kept = [(row, values.copy()) for row, values in first]  # the next step reuses the array
-        second, more = _compute(model, rest) if rest else ([], [])
-        return kept + second, without + more
-    return list(zip((row for row in rows if row.wants_logits), logits, strict=True)), []
-
-
-def _halves(rows: list[StepRow]) -> tuple[list[StepRow], list[StepRow]] | None:
-    """Split a step between its rows, or its only row between its tokens."""
-    if len(rows) > 1:
-        middle = len(rows) // 2
-        return rows[:middle], rows[middle:]
-    row = rows[0]
-    middle = len(row.tokens) // 2
-    if not middle:
-        return None
-    head = replace(row, tokens=row.tokens[:middle], wants_logits=False)
-    return [head], [replace(row, begin=row.begin + middle, tokens=row.tokens[middle:])]
 
 
 def _put(deliveries: Deliveries) -> None:

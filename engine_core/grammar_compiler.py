@@ -9,19 +9,23 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import numpy as np
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from engine_core.errors import InvalidRequestError
+from engine_core.errors import InvalidRequestError, OverloadedError
 from engine_core.grammar import Grammar
 from engine_core.grammar_trial import parser_limits, plain_error, try_grammar
 from engine_core.text_stream import silent_ids, spelling
 
 KEPT_BYTES = 64 * 1024**2
 """Compiled grammars that are kept for the next request, by what their trials took."""
+HELD_BYTES = 4 * KEPT_BYTES
+"""Compiled grammars that are kept or followed by some answer; beyond that new ones must wait."""
 _LEAST_BYTES = 256 * 1024
 """Of a compiled grammar; small ones fit into what a trial has allocated already."""
 _SECONDS_PER_TOKEN = 0.005
@@ -32,16 +36,27 @@ It is taken from all sequences that are generated at the same time, since they s
 """
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class _Compiled:
+    """A grammar's matcher, to be copied, and what it takes of memory."""
+
+    matcher: LLMatcher
+    bytes: int
+
+
 class TokenMatcher:
     """Holds one sequence to a grammar. Used by one thread at a time.
 
+    As long as it lives, the grammar is not compiled again.
+
     Args:
-        matcher: At the beginning of the text.
+        compiled: The grammar.
         param: The field of the client's request, for errors.
     """
 
-    def __init__(self, matcher: LLMatcher, param: str) -> None:
-        self._matcher = matcher
+    def __init__(self, compiled: _Compiled, param: str) -> None:
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
         self._param = param
         self._seconds = _SECONDS_AT_ONCE
 
@@ -97,21 +112,22 @@ class GrammarCompiler:
         self._eos_ids = sorted(eos_ids)
         self._preparing = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        # Under this lock: compiled grammars and their bytes, the least recently used one first.
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[Grammar, tuple[LLMatcher, int]] = OrderedDict()
+        # Under this lock: what is kept, the least recently used one first, and all that there is.
+        self._kept: OrderedDict[Grammar, _Compiled] = OrderedDict()
+        self._held: WeakValueDictionary[Grammar, _Compiled] = WeakValueDictionary()
 
     def matcher(self, grammar: Grammar) -> TokenMatcher:
         """Return a matcher at the beginning of a text; see `ChatTokenizer.matcher`."""
         with self._lock:
-            if entry := self._compiled.get(grammar):
-                self._compiled.move_to_end(grammar)
-        matcher, size = entry or self._compile(grammar)
-        if not entry:
-            self._keep(grammar, matcher, size)
-        return TokenMatcher(matcher.deep_copy(), grammar.param)
+            compiled = self._held.get(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
+            self._admit(compiled)
+        self._keep(grammar, compiled)
+        return TokenMatcher(compiled, grammar.param)
 
-    def _compile(self, grammar: Grammar) -> tuple[LLMatcher, int]:
+    def _compile(self, grammar: Grammar) -> _Compiled:
         vocabulary = self._prepared(grammar.param)
         try:
             source = grammar.source()
@@ -124,14 +140,26 @@ class GrammarCompiler:
                 raise _error(grammar.param, trial.error)
             size = trial.bytes
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=parser_limits())
-        TokenMatcher(matcher, grammar.param).allowed(0)  # what it finds out, its copies know
-        return matcher, max(size, _LEAST_BYTES)
+        matcher.compute_bitmask()  # what it finds out, its copies know
+        if matcher.is_error():
+            raise _error(grammar.param, plain_error(matcher))
+        return _Compiled(matcher, max(size, _LEAST_BYTES))
 
-    def _keep(self, grammar: Grammar, matcher: LLMatcher, size: int) -> None:
+    def _admit(self, compiled: _Compiled) -> None:
         with self._lock:
-            self._compiled[grammar] = matcher, size
-            while sum(size for _, size in self._compiled.values()) > KEPT_BYTES:
-                self._compiled.popitem(last=False)
+            held = sum(each.bytes for each in self._held.values())
+        if held + compiled.bytes > HELD_BYTES:
+            raise OverloadedError(
+                "The grammars of running requests take too much memory; try again later.",
+                code="memory_pressure",
+            )
+
+    def _keep(self, grammar: Grammar, compiled: _Compiled) -> None:
+        with self._lock:
+            self._held[grammar] = self._kept[grammar] = compiled
+            self._kept.move_to_end(grammar)
+            while sum(each.bytes for each in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
 
     def _prepared(self, param: str) -> LLTokenizer:
         with self._preparing:

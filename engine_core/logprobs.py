@@ -1,6 +1,5 @@
 """Log probabilities in OpenAI's two shapes, for chat and for plain completions."""
 
-import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,7 +51,8 @@ class CompletionLogprobs:
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._bytes = tokenizer.token_bytes
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        # Not from the bytes: control tokens have a name, but no text.
+        self._text = tokenizer.stream(continues=True)
         self._offset = 0
 
     def write(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -60,14 +60,14 @@ class CompletionLogprobs:
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
-            self._offset += len(self._utf8.decode(self._bytes(token.token)))
+            self._offset += len(self._text.push(token.token))
         return {
-            "tokens": [self._text(token.token) for token in tokens],
+            "tokens": [self._name(token.token) for token in tokens],
             "token_logprobs": [max(token.logprob, _LEAST) for token in tokens],
             # The drawn token is always among them, as OpenAI has it.
             "top_logprobs": [
                 {
-                    self._text(id_): max(logprob, _LEAST)
+                    self._name(id_): max(logprob, _LEAST)
                     for id_, logprob in ((token.token, token.logprob), *token.top)
                 }
                 for token in tokens
@@ -75,7 +75,7 @@ class CompletionLogprobs:
             "text_offset": offsets,
         }
 
-    def _text(self, id_: int) -> str:
+    def _name(self, id_: int) -> str:
         return _spelled(self._bytes(id_), "bytes:")
 
 

@@ -188,7 +188,8 @@ def _logit_bias(
 ) -> tuple[tuple[int, float], ...]:
     for id_ in biases:
         digits = id_.isascii() and id_.isdecimal() and len(id_) < 10
-        if not digits or int(id_) >= tokenizer.vocab_size:
+        # Written in one way only, so that no id is there twice.
+        if not digits or str(int(id_)) != id_ or int(id_) >= tokenizer.vocab_size:
             raise InvalidRequestError(
                 f"The keys of 'logit_bias' are token ids from 0 to {tokenizer.vocab_size - 1}.",
                 param="logit_bias",

@@ -9,7 +9,7 @@ between, sequences may be added and may leave.
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from typing import Protocol
 
 from engine_core.errors import OverloadedError
@@ -109,7 +109,8 @@ class Scheduler:
 
     Order: `priority` first, arrival inside it. Prompts are computed in chunks, which go round
     between the prompts of one priority, so that a long prompt holds up nobody for longer than a
-    few steps. What a step has room for beyond one round goes to whoever has more to compute.
+    few steps. What a step has room for beyond one round goes to those that have more to compute,
+    and only what they leave to the next priority.
 
     Args:
         space: Where sequences are placed.
@@ -130,6 +131,7 @@ class Scheduler:
         # In the order in which they get their chunks inside a priority.
         self._placed: dict[Sequence, None] = {}
         self._in_step: frozenset[Sequence] = frozenset()
+        self._went_ahead = False
 
     @property
     def waiting(self) -> int:
@@ -224,22 +226,45 @@ class Scheduler:
 
     def _chunks(self, budget: int) -> list[StepRow]:
         """Share the budget between unfinished prompts, a chunk at a time."""
-        # The sort is stable: inside a priority, whoever had a turn longest ago goes first.
-        turns = deque(sorted((s for s in self._placed if not s.decoding), key=lambda s: s.priority))
         ends: dict[Sequence, int] = {}
-        while turns:
-            sequence = turns.popleft()
-            begin = ends.get(sequence, sequence.computed)
-            end = min(begin + self._chunk, len(sequence.tokens))
+        for sequence, begin, end in self._turns():
             if ends and end - begin > budget:
                 break
             budget -= end - begin
             ends[sequence] = end
-            if end < len(sequence.tokens):
-                turns.append(sequence)
+        ends = self._those_ahead(ends)
         for sequence in ends:
             self._placed[sequence] = self._placed.pop(sequence)
         return [_row(sequence, end) for sequence, end in ends.items()]
+
+    def _those_ahead(self, ends: dict[Sequence, int]) -> dict[Sequence, int]:
+        """Let chunks that end their prompts go a step ahead of those that do not, every other step.
+
+        Their first tokens come with the end of the step; nothing is gained by making them wait for
+        a part of a long prompt, which is as far one step later.
+        """
+        ending = {sequence: end for sequence, end in ends.items() if end == len(sequence.tokens)}
+        others = [sequence.priority for sequence in ends if sequence not in ending]
+        self._went_ahead = (
+            not self._went_ahead
+            and bool(ending)
+            and bool(others)
+            and max(map(_priority, ending)) <= min(others)
+        )
+        return ending if self._went_ahead else ends
+
+    def _turns(self) -> Iterator[tuple[Sequence, int, int]]:
+        """Yield unfinished prompts and where their next chunks begin and end, in order."""
+        # The sort is stable: inside a priority, whoever had a turn longest ago goes first.
+        prompts = sorted((s for s in self._placed if not s.decoding), key=_priority)
+        for _, equals in groupby(prompts, _priority):
+            turns = deque((sequence, sequence.computed) for sequence in equals)
+            while turns:
+                sequence, begin = turns.popleft()
+                end = min(begin + self._chunk, len(sequence.tokens))
+                yield sequence, begin, end
+                if end < len(sequence.tokens):
+                    turns.append((sequence, end))
 
     def _release(self, sequence: Sequence) -> None:
         del self._placed[sequence]
@@ -247,6 +272,10 @@ class Scheduler:
             generated = max(0, sequence.computed - sequence.prompt_tokens)
             self._space.release(sequence.place, sequence.tokens[: sequence.computed], generated)
         sequence.place = None
+
+
+def _priority(sequence: Sequence) -> int:
+    return sequence.priority
 
 
 def _row(sequence: Sequence, end: int) -> StepRow:

@@ -5,8 +5,9 @@ import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
@@ -19,9 +20,15 @@ from engine_core.responses import StreamWriter, WholeWriter, error_event, to_jso
 from engine_core.types import Engine, Event, FinishEvent
 from engine_core.urgency import read_urgency
 
+if TYPE_CHECKING:
+    # Only engines need the libraries behind it.
+    from engine_core.grammar_compiler import TokenMatcher
+
 MAX_BODY_BYTES = 4 * 1024 * 1024
 INLINE_BODY_BYTES = 2000
 """Bodies up to here are parsed and tokenised on the event loop, which takes well under 1 ms."""
+COMPILERS = 2
+"""Threads that compile grammars. Each may take seconds, and no other request should wait for it."""
 
 _LOCAL_HOST = re.compile(
     r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE
@@ -65,6 +72,7 @@ class _Server:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._created = int(time.time())
+        self._compilers = ThreadPoolExecutor(COMPILERS, "compiler")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, read_chat)
@@ -112,9 +120,14 @@ class _Server:
             ask = read(body, self._engine, urgency)
         else:
             ask = await asyncio.to_thread(read, body, self._engine, urgency)
+        held: TokenMatcher | None = None
         if ask.grammar is not None:
-            # Compiled here, where a wrong one is still the client's mistake and nothing waits.
-            await asyncio.to_thread(self._engine.tokenizer.matcher, ask.grammar)
+            # Compiled here, where a wrong one is still the client's mistake and nothing waits; and
+            # held until the answer ends, or the engine might have to do it between two steps.
+            compile_ = self._engine.tokenizer.matcher
+            held = await asyncio.get_running_loop().run_in_executor(
+                self._compilers, compile_, ask.grammar
+            )
         watch = _Watch(ask)
         events = side_by_side([self._engine.generate(each) for each in ask.generations])
         try:
@@ -124,6 +137,7 @@ class _Server:
                 return await _whole(watched, WholeWriter(ask, self._engine), slow=ask.logprobs)
         finally:
             watch.report()
+            del held
 
 
 class _Watch:

@@ -44,7 +44,7 @@ class StepModel(Protocol):
 
 
 class SingleSequenceModel:
-    """A `engine_core.batch_engine.BatchModel` whose steps have one row.
+    """A `engine_core.batch_model.BatchModel` whose steps have one row.
 
     Args:
         model: What computes; a sequence is forgotten when the next one begins.

@@ -148,11 +148,13 @@ class Tokenizer:
 
     def _ids(self, text: str, *, param: str) -> list[int]:
         try:
-            ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+            # Unlike `encode`, which would stop every other thread for seconds with long texts.
+            batch = self._core.encode_batch_fast([text], add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequestError(
                 "The text holds half of a surrogate pair, which is no character.", param=param
             ) from None
+        ids: list[int] = batch[0].ids
         return ids
 
 

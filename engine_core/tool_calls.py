@@ -6,6 +6,7 @@ told apart from one that is understood here.
 """
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +125,8 @@ class _Written(msgspec.Struct):
         return ToolCall(self.name, raw.decode())
 
 
+_STRING = r'"(?:[^"\\\n]|\\.)*+(?:"|\\?\Z)'
+"""A string of JSON, perhaps cut off at the end of the text; a raw line break is in none."""
 _decode = msgspec.json.Decoder(_Written | list[_Written]).decode
 
 
@@ -185,8 +188,8 @@ class ToolSplitter:
             if at is None:
                 yield from self._say(len(self._held) - (0 if ended else self._begun_opening()))
                 return
-            end = self._held.find(closing, at + len(opening)) if closing else -1
-            if end < 0:
+            end = self._find_closing(at + len(opening))
+            if end is None:
                 if not ended:
                     yield from self._say(at)
                     return
@@ -210,6 +213,15 @@ class ToolSplitter:
         text = self._held.lstrip()
         whole = text.startswith(("{", "[")) and not self._spoken
         return len(self._held) - len(text) if whole else None
+
+    def _find_closing(self, begin: int) -> int | None:
+        """Return where a call ends that begins there; not in a string, which may hold any text."""
+        closing = self._form.closing
+        end = self._held.find(closing, begin) if closing else -1
+        if end >= 0 and self._held[begin:end].lstrip().startswith(("{", "[")):
+            marks = re.finditer(f"{_STRING}|{re.escape(closing)}", self._held[begin:])
+            end = next((begin + mark.start() for mark in marks if mark[0] == closing), -1)
+        return end if end >= 0 else None
 
     def _begun_opening(self) -> int:
         """Return how long the end of the text is with which an opening may begin."""

@@ -98,7 +98,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """A piece of text that ends on a character boundary; it may be empty if it has logprobs.
+    """A piece of text, never empty, that ends on a character boundary.
 
     `logprobs` has the tokens drawn since the event before, where the request asked for them.
     """

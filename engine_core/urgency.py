@@ -34,12 +34,16 @@ class Urgency:
         return PRIORITIES[self.request_class]
 
     def headers(self, now: float) -> dict[str, str]:
-        """Return the headers for whoever is asked `now`, which is before the deadline."""
+        """Return the headers for whoever is asked `now`.
+
+        A deadline that has passed on the way has a millisecond left: whoever is asked says then
+        that it was missed, and not that the header is wrong.
+        """
         headers = {}
         if self.request_class != DEFAULT_CLASS:
             headers[CLASS_HEADER] = self.request_class
         if self.deadline is not None:
-            headers[DEADLINE_HEADER] = str(math.ceil((self.deadline - now) * 1000))
+            headers[DEADLINE_HEADER] = str(max(1, math.ceil((self.deadline - now) * 1000)))
         return headers
 
 

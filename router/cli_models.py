@@ -68,9 +68,16 @@ def list_() -> None:
     show_default=True,
     help="What the weights are stored as.",
 )
-def build(name: str, precision: str) -> None:
+@click.option(
+    "--kv",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="What keys and values are kept in.",
+)
+def build(name: str, precision: str, kv: str) -> None:
     """Build NAME for the edge engine, so that its first start is quick."""
-    code = run_build(name, precision)
+    code = run_build(name, precision, kv)
     if code:
         # The builder has said on stderr what is wrong.
         raise click.exceptions.Exit(code if code > 0 else 1)

@@ -25,7 +25,7 @@ ENVIRONMENT = "TIDEGATE_CONFIG"
 SYSTEM_FILE = Path("/etc/tidegate/config.yaml")
 MIB = 1024 * 1024
 
-_EDGE_ENGINE_ONLY = ("slots", "kv_memory", "step_memory")
+_EDGE_ENGINE_ONLY = ("slots", "kv", "kv_memory", "step_memory")
 _CLOUD_ENGINE_ONLY = ("device", "dtype")
 _ENGINE_ONLY = ("threads", "max_waiting", *_EDGE_ENGINE_ONLY, *_CLOUD_ENGINE_ONLY)
 _URL_ONLY = ("key_file", "key_env", "insecure")
@@ -67,6 +67,7 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: Count | None = None
     max_waiting: Count = 64
     slots: Count | None = None
+    kv: Literal["float32", "int8"] = "float32"
     kv_memory: Text | None = None
     step_memory: Text | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -27,28 +27,33 @@ def serve_command(target: TargetConfig, socket: Path) -> list[str]:
         command += ["--kv-memory", target.kv_memory]
     if target.step_memory is not None:
         command += ["--step-memory", target.step_memory]
+    if target.engine == "edge":
+        command += ["--kv", target.kv]
     if target.engine == "cloud":
         command += ["--device", target.device, "--dtype", target.dtype]
     return command
 
 
-def build_command(model: str, precision: str = "int8") -> list[str]:
+def build_command(model: str, precision: str = "int8", kv: str = "float32") -> list[str]:
     """Return the command that builds the edge engine's graph of a model, with a progress bar."""
     command = [sys.executable, "-m", _MODULES["edge"], "build", "--lifeline"]
-    return [*command, "--model", model, "--precision", precision]
+    return [*command, "--model", model, "--precision", precision, "--kv", kv]
 
 
-def run_build(model: str, precision: str = "int8", *, stdout: int | None = None) -> int:
+def run_build(
+    model: str, precision: str = "int8", kv: str = "float32", *, stdout: int | None = None
+) -> int:
     """Run that command; return its exit code. What is wrong is on stderr.
 
     Args:
         model: Its name.
         precision: `int8` or `fp32`.
+        kv: What keys and values are kept in, `float32` or `int8`.
         stdout: Where the built folder's path is printed, as `subprocess` takes it.
     """
     # The pipe is the builder's lifeline: it ends with us, however we end.
     with subprocess.Popen(
-        build_command(model, precision), stdin=subprocess.PIPE, stdout=stdout
+        build_command(model, precision, kv), stdin=subprocess.PIPE, stdout=stdout
     ) as process:
         return process.wait()
 

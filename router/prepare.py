@@ -18,14 +18,16 @@ def prepare_models(config: Config) -> None:
     What cannot be had is said and left to the engine that needs it, which tries again: the other
     targets answer meanwhile.
     """
-    edge = [target.model for target in config.targets.values() if target.engine == "edge"]
+    edge = [
+        (target.model, target.kv) for target in config.targets.values() if target.engine == "edge"
+    ]
     cloud = [target.model for target in config.targets.values() if target.engine == "cloud"]
-    for name in dict.fromkeys(edge):
+    for name, kv in dict.fromkeys(edge):
         # It fetches too, and says on stderr what is wrong. The folder that it prints is for scripts.
-        run_build(name, stdout=subprocess.DEVNULL)
+        run_build(name, kv=kv, stdout=subprocess.DEVNULL)
     store = ModelStore()
     for name in dict.fromkeys(cloud):
-        if name not in edge:
+        if name not in dict(edge):
             try:
                 store.pull(name)
             except ModelError as error:

@@ -416,9 +416,10 @@ def test_hang_up_while_waiting_frees_the_place(engine: EngineProcess, kind: Kind
     for thread in busy:
         thread.start()
     _until(lambda: (now := engine.stats())["running"] + now["waiting"] == len(busy))
-    time.sleep(0.3)  # all that find a place have it then
-    assert engine.stats()["waiting"], "nothing has to wait"
+    places = engine.stats()["details"].get("slots", 1)
+    _until(lambda: engine.stats()["running"] == places)
     before = engine.stats()
+    assert before["waiting"], "nothing has to wait"
     hang_up(engine, LONG)
     _until(lambda: engine.stats()["cancelled_total"] == before["cancelled_total"] + 1)
     after = engine.stats()

@@ -1,7 +1,7 @@
 """What the edge engine's tests share."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from edge_engine.arch import llama_shape
 from edge_engine.calibrate import activations, watched_values
 from edge_engine.emit import emit_graph
 from edge_engine.int8_linear import Int8Linear
-from edge_engine.linear import float_linear
-from edge_engine.manifest import Build, Manifest, Precision, file_sizes
+from edge_engine.kv_scales import kv_scales
+from edge_engine.linear import Linear, float_linear
+from edge_engine.manifest import Build, KvPrecision, Manifest, Precision, file_sizes
 from edge_engine.rotate import RotatedWeights
 from edge_engine.runner import Runner
 from edge_engine.weights import open_weights
@@ -43,29 +44,35 @@ def emit_in() -> Callable[[Path], Callable[..., Build]]:
             *,
             ragged: bool = True,
             saturates: bool = False,
+            kv: KvPrecision = "float32",
+            text: Sequence[int] = range(64),
             **options: Any,
         ) -> Build:
             folder = Path(tempfile.mkdtemp(dir=parent))
             weights = open_weights(files)
             shape = llama_shape(weights.config)
+            linear: Linear = float_linear
             if precision == "int8":
                 weights = RotatedWeights(weights, shape)
                 shape = weights.shape
             write = partial(
-                emit_graph, weights, shape, folder, ragged=ragged, on_read=lambda _: None
+                emit_graph, weights, shape, folder, ragged=ragged, on_read=lambda _: None, **options
             )
             if precision == "int8":
                 write(linear=Int8Linear(saturates=False), extra_outputs=watched_values(shape))
                 rows = activations(folder, shape, [range(60), range(97)[::-2]], ragged=ragged)
-                write(linear=Int8Linear(rows, saturates=saturates))
-            else:
-                write(linear=float_linear, **options)
+                linear = Int8Linear(rows, saturates=saturates)
+            write(linear=linear)
+            if kv == "int8":
+                scales = kv_scales(folder, shape, [text], ragged=ragged)
+                write(linear=linear, kv_scales=scales)
             manifest = Manifest(
                 emitter=0,
                 source=files.name,
                 source_digest=files.digest,
                 graph="gqa",
                 precision=precision,
+                kv=kv,
                 ragged=ragged,
                 max_position=shape.max_position,
                 files=file_sizes(folder),

@@ -22,7 +22,7 @@ from tiny_tokenizer import BYTE_VOCABULARY, save_byte_tokenizer
 from edge_engine import build as build_module
 from edge_engine import external_data
 from edge_engine.build import ensure_build, find_build
-from edge_engine.manifest import DATA_FILE, MANIFEST_FILE, Precision
+from edge_engine.manifest import DATA_FILE, MANIFEST_FILE, KvPrecision, Precision
 from edge_engine.open_model import open_model
 from edge_engine.run_inputs import Chunk
 from edge_engine.runner import Runner
@@ -81,6 +81,33 @@ def test_a_runtime_without_query_seqlens_gets_its_own_build(
     np.testing.assert_allclose(*logits, atol=1e-3)
 
 
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_int8_keys_and_values_are_a_build_of_their_own(
+    precision: Precision, store: ModelStore, files: ModelFiles
+) -> None:
+    plain = ensure_build(store, files, precision, progress=False)
+    assert find_build(store, files, precision, "int8") is None
+    small = ensure_build(store, files, precision, "int8", progress=False)
+    assert find_build(store, files, precision, "int8") == small
+    assert find_build(store, files, precision) == plain
+    assert (plain.manifest.kv, small.manifest.kv) == ("float32", "int8")
+    ids = list(range(20))
+    exact, rounded = (
+        Runner(build, room(32), threads=1).all_logits(ids) for build in (plain, small)
+    )
+    assert 0 < np.abs(exact - rounded).max() < 0.5
+
+
+def test_a_runtime_without_int8_keys_and_values_is_said(
+    store: ModelStore, files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "has_int8_kv", lambda: False)
+    with pytest.raises(ModelError, match=r"no int8 keys and values; .* set kv to float32\."):
+        ensure_build(store, files, kv="int8", progress=False)
+    assert nothing_is_left(store)
+    ensure_build(store, files, progress=False)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -128,9 +155,12 @@ def test_a_changed_model_takes_the_place_of_its_former_build(
 
 
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kv", ["float32", "int8"])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_the_progress_bar_ends_full(
+    *,
     precision: Precision,
+    kv: KvPrecision,
     tied: bool,
     store: ModelStore,
     tiny_model: Callable[..., TinyModel],
@@ -152,14 +182,13 @@ def test_the_progress_bar_ends_full(
             self.n += count
 
     monkeypatch.setattr(build_module, "progress_bar", RecordedBar)
-    ensure_build(store, files, precision, progress=False)
+    ensure_build(store, files, precision, kv, progress=False)
     assert [bar.n for bar in bars] == [bar.total for bar in bars]
 
 
 def test_what_a_killed_build_left_is_cleared_away(store: ModelStore, files: ModelFiles) -> None:
-    left = (
-        store.root / "tmp" / f"build-{store.build_path(files, build_module._variant('int8')).name}"
-    )
+    name = store.build_path(files, build_module._variant("int8", "float32")).name
+    left = store.root / "tmp" / f"build-{name}"
     left.mkdir(parents=True)
     (left / "half-written").touch()
     build = ensure_build(store, files, progress=False)
@@ -275,6 +304,16 @@ def test_another_architecture_without_the_exporter_says_what_to_install(
     monkeypatch.setattr(importlib.metadata, "version", absent)
     with pytest.raises(ModelError, match=r"model_type gpt2.*pip install 'tidegate\[export\]'"):
         ensure_build(store, files, progress=False)
+    assert nothing_is_left(store)
+
+
+def test_an_exported_graph_has_no_int8_keys_and_values(
+    store: ModelStore, files: ModelFiles
+) -> None:
+    config = json.loads((files.path / "config.json").read_text("utf-8"))
+    (files.path / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}), "utf-8")
+    with pytest.raises(ModelError, match=r"model_type gpt2.* set kv to float32\."):
+        ensure_build(store, files, kv="int8", progress=False)
     assert nothing_is_left(store)
 
 

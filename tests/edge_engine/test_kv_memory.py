@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_engine.kv_memory import KvMemory
+from engine_core.errors import ModelError
 
 PAGE = mmap.PAGESIZE
 SLOT = (2, 512, 4)  # 4 pages of float32
@@ -91,3 +92,8 @@ def test_releasing_never_touches_the_neighbours(data: st.DataObject) -> None:
     kept = np.count_nonzero(array[row])
     assert kept < 2 * PAGE
     assert memory.resident_bytes() <= KvMemory.room_for(rows * width)
+
+
+def test_more_than_the_system_has_names_what_to_lower() -> None:
+    with pytest.raises(ModelError, match=r"no room for .* lower kv_memory, slots or context"):
+        KvMemory(2**60)

@@ -97,6 +97,16 @@ def test_the_log_shows_how_the_memory_for_keys_and_values_is_cut_up(model: str) 
         assert engine.stats()["kv_total_bytes"] == 512 * 101 * 3
 
 
+def test_int8_keys_and_values_are_built_and_served(model: str) -> None:
+    assert edge_engine("build", "--model", model, "--kv", "int8").returncode == 0
+    options = ("--model", model, "--kv", "int8", "--slots", "3", "--context", "100")
+    with engine_process("edge_engine", *options) as engine:
+        engine.wait_until_ready()
+        assert "building" not in engine.log()
+        assert "kv: 128 B per token x 100 + 1 tokens x 3 slots" in engine.log()
+        assert engine.stats()["details"]["kv"] == "int8"
+
+
 def test_a_budget_that_holds_no_sequence_ends_the_engine_with_a_message(model: str) -> None:
     with engine_process("edge_engine", "--model", model, "--kv-memory", "10KiB") as engine:
         assert engine.wait(60) == 2

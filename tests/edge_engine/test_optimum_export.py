@@ -165,6 +165,7 @@ def test_the_emitted_graph_agrees_with_optimum_s_export(
         source_digest="",
         graph="past_kv",
         precision="fp32",
+        kv="float32",
         ragged=False,
         max_position=128,
         files={},

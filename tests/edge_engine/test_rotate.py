@@ -59,6 +59,7 @@ def test_a_turned_decoder_has_the_same_logits(
         source_digest="",
         graph="gqa",
         precision="fp32",
+        kv="float32",
         ragged=True,
         max_position=128,
         files={},

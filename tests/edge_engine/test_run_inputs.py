@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_engine.manifest import KvPrecision
 from edge_engine.run_inputs import Chunk, RunInputs, RunShape
 
 SLOTS = 6
@@ -29,10 +30,10 @@ def runs(draw: st.DrawFn) -> list[Chunk]:
 
 
 def filled(
-    rows: list[Chunk], *, ragged: bool, logits: int
+    rows: list[Chunk], *, ragged: bool, logits: int, kv: KvPrecision = "float32"
 ) -> tuple[RunShape, dict[str, np.ndarray]]:
     shape = RunShape.of(rows, ragged=ragged, logits=logits)
-    inputs = RunInputs(shape, capacity=CAPACITY, ragged=ragged)
+    inputs = RunInputs(shape, capacity=CAPACITY, ragged=ragged, kv=kv)
     ends = [10 * (shape.first + slot) for slot in range(shape.slots)]
     # What a run of the same shape left must not shine through.
     other = [replace(row, begin=1, tokens=row.tokens[::-1]) for row in rows[::-1]]
@@ -70,6 +71,16 @@ def test_every_sequence_has_an_even_number_of_queries_or_none(rows: list[Chunk])
         # What GroupQueryAttention asks for: room for the padded chunk behind what is cached.
         assert length - queries + shape.queries <= CAPACITY
     assert arrays["total_sequence_length"] == CAPACITY
+
+
+@given(rows=runs())
+def test_over_int8_the_repeat_has_a_place_but_does_not_count(rows: list[Chunk]) -> None:
+    shape, arrays = filled(rows, ragged=True, logits=len(rows), kv="int8")
+    assert shape.queries % 2 == 0
+    for row in rows:
+        slot = row.place - shape.first
+        assert arrays["query_seqlens"][slot] == shape.tokens
+        assert arrays["seqlens_k"][slot] + 1 == row.begin + shape.tokens
 
 
 @given(rows=runs())

@@ -17,6 +17,7 @@ from engine_core.errors import (
     EngineFailureError,
     ModelError,
     OverloadedError,
+    StepMemoryError,
 )
 from engine_core.fake_engine import ByteTokenizer
 from engine_core.scheduler import StepRow
@@ -414,7 +415,7 @@ async def test_a_token_that_does_not_fit_fails_its_request_alone() -> None:
 
     def full(rows: list[StepRow]) -> None:
         if any(len(row.sequence.tokens) >= 20 for row in rows):
-            raise batch_engine.StepMemoryError
+            raise StepMemoryError
 
     async with running(model) as engine:
         model.before_step = full
@@ -470,6 +471,33 @@ async def test_pressure_is_passed_on_between_steps() -> None:
         assert freed["before"] > 0
         assert freed["after"] > 0
         await task
+
+
+async def test_a_client_that_gives_up_on_pressure_breaks_nothing() -> None:
+    model = FakeBatchModel()
+    async with running(model) as engine:
+        gate = Gate(model)
+        task = asyncio.create_task(collect(engine, request()))
+        await gate.until_reached()
+        asked = asyncio.create_task(engine.pressure(3))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait({asked})
+        gate.open(1000)
+        async with asyncio.timeout(5):
+            assert (await task)[0] == "Hello there."
+
+
+async def test_memory_that_cannot_be_given_back_breaks_nothing() -> None:
+    def fail(_: int) -> None:
+        raise ZeroDivisionError
+
+    model = FakeBatchModel()
+    async with running(model) as engine:
+        model.relieve = fail  # type: ignore[method-assign]
+        async with asyncio.timeout(5):
+            assert (await engine.pressure(3))["after"] > 0
+            assert (await collect(engine, request()))[0] == "Hello there."
 
 
 async def test_an_idle_engine_gives_memory_back_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from engine_core import grammar_compiler
-from engine_core.errors import InvalidRequestError
+from engine_core.errors import InvalidRequestError, OverloadedError
 from engine_core.grammar import Grammar
 from engine_core.grammar_compiler import GrammarCompiler, TokenMatcher
 from engine_core.grammar_trial import Trial
@@ -341,6 +341,30 @@ def test_the_grammars_used_last_are_kept_as_far_as_memory_goes(
     assert len(trials) == 4
     compiler.matcher(constant(2))
     assert len(trials) == 5
+
+
+def test_a_grammar_that_an_answer_follows_is_not_compiled_again(
+    compiler: GrammarCompiler, trials: list[str]
+) -> None:
+    following = compiler.matcher(constant(0))
+    for number in range(5):
+        compiler.matcher(constant(number))
+    compiler.matcher(constant(0))
+    assert len(trials) == 5
+    del following
+
+
+def test_grammars_that_answers_follow_have_a_limit_in_all(
+    compiler: GrammarCompiler, trials: list[str]
+) -> None:
+    following = [compiler.matcher(constant(number)) for number in range(12)]
+    with pytest.raises(OverloadedError) as refusal:
+        compiler.matcher(constant(12))
+    assert (refusal.value.status, refusal.value.code) == (503, "memory_pressure")
+    compiler.matcher(constant(0))
+    following.clear()
+    compiler.matcher(constant(12))
+    assert len(trials) == 14
 
 
 def test_any_json_needs_no_trial(compiler: GrammarCompiler, trials: list[str]) -> None:

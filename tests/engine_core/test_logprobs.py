@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob
 from openai.types.completion_choice import Logprobs
+from tiny_tokenizer import save_byte_tokenizer
 
 from engine_core.fake_engine import ByteTokenizer
 from engine_core.logprobs import ChatLogprobs, CompletionLogprobs
+from engine_core.models import ModelFiles
+from engine_core.tokenizer import Tokenizer
 from engine_core.types import TokenLogprob
 
 
@@ -56,6 +60,15 @@ def offsets(pieces: Sequence[str]) -> list[int]:
 
 def test_offsets_count_characters_from_piece_to_piece() -> None:
     assert offsets(["a", "éb", "", "🌍", "c"]) == [0, 1, 1, 2, 3, 3, 3, 3, 4]
+
+
+def test_a_control_token_has_a_name_but_takes_no_room(tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path)
+    tokenizer = Tokenizer.load(ModelFiles("tiny", "tiny", tmp_path, "safetensors", "0"))
+    ids = [*tokenizer.encode("a"), *tokenizer.eos_ids, *tokenizer.encode("b")]
+    written = CompletionLogprobs(tokenizer).write([TokenLogprob(id_, -0.5) for id_ in ids])
+    assert written["tokens"] == ["a", "<end>", "b"]
+    assert written["text_offset"] == [0, 1, 1]
 
 
 def test_the_drawn_token_is_always_among_the_top_of_a_completion() -> None:

@@ -96,13 +96,32 @@ def test_sequences_that_generate_come_first_and_always_take_part() -> None:
 def test_chunks_go_round_so_that_a_long_prompt_holds_nobody_up() -> None:
     planner, _ = scheduler()
     planner.add(sequence(100))
+    planner.add(sequence(100))
+    assert shape(step(planner)) == [(0, 4), (1, 4)]
+    planner.add(sequence(100))
+    assert shape(step(planner)) == [(0, 4), (1, 4)]
+    # The third has waited longest for its turn.
+    assert shape(step(planner)) == [(2, 4), (0, 4)]
+
+
+def test_a_prompt_that_ends_goes_ahead_of_a_long_one_every_other_step() -> None:
+    planner, _ = scheduler(places=8)
+    planner.add(sequence(100))
     step(planner)
     planner.add(sequence(3))
-    planner.add(sequence(100))
-    assert sorted(shape(step(planner))) == [(0, 4), (1, 3)]
-    # The third has waited longest for its turn.
-    assert shape(step(planner))[:2] == [(1, 1), (2, 4)]
-    assert shape(step(planner))[:2] == [(1, 1), (0, 4)]
+    assert shape(step(planner)) == [(1, 3)]
+    planner.add(sequence(2))
+    assert shape(step(planner)) == [(1, 1), (0, 4), (2, 2)]
+    planner.add(sequence(2))
+    assert shape(step(planner)) == [(1, 1), (2, 1), (3, 2)]
+
+
+def test_a_prompt_that_ends_does_not_go_ahead_of_a_higher_class() -> None:
+    planner, _ = scheduler()
+    planner.add(sequence(12, "critical"))
+    step(planner)
+    planner.add(sequence(3, "batch"))
+    assert shape(step(planner)) == [(0, 4), (1, 3)]
 
 
 def test_a_higher_class_is_admitted_and_prefilled_first() -> None:
@@ -112,6 +131,15 @@ def test_a_higher_class_is_admitted_and_prefilled_first() -> None:
     planner.add(sequence(20, "critical"))
     assert shape(step(planner)) == [(0, 4), (1, 4)]
     assert planner.waiting == 1
+
+
+def test_a_lower_class_gets_what_a_higher_one_leaves_of_a_step() -> None:
+    planner, _ = scheduler()
+    planner.add(sequence(100, "batch"))
+    planner.add(sequence(BUDGET + CHUNK, "critical"))
+    assert shape(step(planner)) == [(0, BUDGET)]
+    assert shape(step(planner)) == [(0, CHUNK)]
+    assert shape(step(planner)) == [(0, 1), (1, CHUNK)]
 
 
 def test_arrival_order_inside_a_class() -> None:

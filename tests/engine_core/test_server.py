@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -179,6 +180,7 @@ async def test_long_prompts_go_through_a_thread(serve: Serve) -> None:
         ({"logit_bias": {"257": 1.0}}, "logit_bias"),
         ({"logit_bias": {"-1": 1.0}}, "logit_bias"),
         ({"logit_bias": {"٣": 1.0}}, "logit_bias"),
+        ({"logit_bias": {"5": 1.0, "05": 2.0}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"moderation": {"model": "x"}}, "moderation"),
@@ -422,6 +424,26 @@ async def test_a_grammar_that_cannot_be_enforced_is_refused_before_anything_runs
     status, body = await client.post(HI | extra)
     assert (status, body["error"]["param"]) == (400, param)
     assert client.engine.stats().requests_total == 0
+
+
+async def test_grammars_that_take_long_hold_up_no_other_request(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await serve()
+    compiled = threading.Event()
+    monkeypatch.setattr(client.engine.tokenizer, "matcher", lambda _: compiled.wait(10))
+    slow = [
+        asyncio.create_task(client.post(HI | {"response_format": {"type": "json_object"}}))
+        for _ in range(40)  # more than asyncio has threads
+    ]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(5):
+        # So long that another thread reads it.
+        status, _ = await client.post(HI | {"user": "x" * INLINE_BODY_BYTES})
+    assert status == 200
+    assert not any(task.done() for task in slow)
+    compiled.set()
+    assert {status for status, _ in await asyncio.gather(*slow)} == {200}
 
 
 async def test_log_probabilities_are_told_whole_and_streamed(serve: Serve) -> None:

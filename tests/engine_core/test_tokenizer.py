@@ -1,6 +1,7 @@
 """Tokenizers built without transformers, against transformers; streams, against whole decoding."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,18 @@ def test_half_a_surrogate_pair_is_the_clients_error(builtin: Tokenizer) -> None:
         builtin.encode("a\ud800b")
 
     assert caught.value.param == "prompt"
+
+
+def test_a_long_text_does_not_stop_other_threads(builtin: Tokenizer) -> None:
+    began = threading.Event()
+    worker = threading.Thread(target=lambda: (began.wait(), builtin.encode("1" * 300_000)))
+    worker.start()
+    began.set()
+    pauses = 0
+    while worker.is_alive():
+        worker.join(0.001)
+        pauses += 1
+    assert pauses > 10  # it takes hundreds of milliseconds
 
 
 def streamed(maker: Callable[[bool], Any], ids: list[int], *, continues: bool = False) -> str:

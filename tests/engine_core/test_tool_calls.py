@@ -50,6 +50,16 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
         (f"Let me see.\n\n<tool_call>{PARIS}</tool_call>\n", "Let me see.", [CALL]),
         (f"<tool_call>{PARIS}</tool_call>\n Done. \n", "Done. \n", [CALL]),
         (
+            r'<tool_call>{"name": "now", "arguments": {"at": "\"</tool_call>\\"}}</tool_call>!',
+            "!",
+            [ToolCall("now", r'{"at": "\"</tool_call>\\"}')],
+        ),
+        (
+            f'<tool_call>{{"name": "now}}\n</tool_call><tool_call>{PARIS}</tool_call>',
+            '<tool_call>{"name": "now}\n</tool_call>',
+            [CALL],
+        ),
+        (
             f'<tool_call>{PARIS}</tool_call>\n<tool_call>{{"name": "now"}}</tool_call>',
             "",
             [CALL, NOW],
@@ -174,6 +184,7 @@ PARTS = st.sampled_from(
             "}",
             "[",
         ),
+        *('"', "\\", '{"a": "', '{"name": "now", "arguments": {"a": "'),
         *(PARIS, f"[{PARIS}]", '{"name": "now"}', f"<tool_call>{PARIS}</tool_call>"),
     ]
 )
@@ -198,7 +209,12 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(
 
 arguments = st.dictionaries(
     st.text(max_size=5),
-    st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.lists(st.integers()),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=9)
+    | st.sampled_from([HERMES.opening, f'"{HERMES.closing}\\'])
+    | st.lists(st.integers()),
     max_size=3,
 )
 

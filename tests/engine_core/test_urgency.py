@@ -23,6 +23,10 @@ def test_the_deadline_counts_from_the_arrival_and_shrinks_on_the_way() -> None:
     assert urgency.headers(now=11.4999)["x-tidegate-deadline-ms"] == "1"
 
 
+def test_a_deadline_that_has_just_passed_is_told_as_one_and_not_as_a_wrong_header() -> None:
+    assert Urgency("batch", 11.5).headers(now=11.6)["x-tidegate-deadline-ms"] == "1"
+
+
 @pytest.mark.parametrize("value", ["", "0", "-5", "1.5", "1e3", "soon", "٣", "9" * 10, " 5"])
 def test_a_deadline_is_a_whole_number_above_zero(value: str) -> None:
     with pytest.raises(InvalidRequestError, match="x-tidegate-deadline-ms") as refusal:

@@ -64,15 +64,15 @@ def test_rm_wants_a_name() -> None:
 def test_build_runs_the_edge_builder_and_passes_its_exit_code_on(
     monkeypatch: pytest.MonkeyPatch, code: int, expected: int
 ) -> None:
-    builds: list[tuple[str, str]] = []
+    builds: list[tuple[str, ...]] = []
 
-    def fake_build(model: str, precision: str) -> int:
-        builds.append((model, precision))
+    def fake_build(model: str, precision: str, kv: str) -> int:
+        builds.append((model, precision, kv))
         return code
 
     monkeypatch.setattr(cli_models, "run_build", fake_build)
 
-    result = run("build", "org/model", "--precision", "fp32")
+    result = run("build", "org/model", "--precision", "fp32", "--kv", "int8")
 
     assert result.exit_code == expected
-    assert builds == [("org/model", "fp32")]
+    assert builds == [("org/model", "fp32", "int8")]

@@ -24,12 +24,13 @@ def test_every_option_of_a_cloud_engine_reaches_its_command_line() -> None:
 
 def test_every_option_of_an_edge_engine_reaches_its_command_line() -> None:
     target = TargetConfig(
-        tier="edge", engine="edge", model="m", slots=4, kv_memory="768MiB", step_memory="64 MiB"
-    )
+        tier="edge", engine="edge", model="m", slots=4, kv="int8", kv_memory="768MiB",
+        step_memory="64 MiB",
+    )  # fmt: skip
     assert serve_command(target, Path("/run/0.sock")) == [
         sys.executable, "-m", "edge_engine", "serve", "--model", "m", "--uds", "/run/0.sock",
         "--lifeline", "--max-waiting", "64", "--slots", "4", "--kv-memory", "768MiB",
-        "--step-memory", "64 MiB",
+        "--step-memory", "64 MiB", "--kv", "int8",
     ]  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def test_an_edge_engine_gets_only_what_it_knows() -> None:
     command = serve_command(TargetConfig(tier="edge", engine="edge", model="m"), Path("s"))
     assert command[2] == "edge_engine"
     options = [word for word in command if word.startswith("--")]
-    assert options == ["--model", "--uds", "--lifeline", "--max-waiting"]
+    assert options == ["--model", "--uds", "--lifeline", "--max-waiting", "--kv"]
 
 
 def test_an_upstream_has_no_command() -> None:
@@ -47,8 +48,8 @@ def test_an_upstream_has_no_command() -> None:
 
 def test_the_graph_is_built_by_the_edge_engines_own_process() -> None:
     command = ["-m", "edge_engine", "build", "--lifeline", "--model", "m", "--precision"]
-    assert build_command("m")[1:] == [*command, "int8"]
-    assert build_command("m", "fp32")[1:] == [*command, "fp32"]
+    assert build_command("m")[1:] == [*command, "int8", "--kv", "float32"]
+    assert build_command("m", "fp32", "int8")[1:] == [*command, "fp32", "--kv", "int8"]
 
 
 def test_a_builder_is_held_by_a_lifeline_and_its_exit_code_is_returned(

@@ -29,12 +29,12 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the models that the builder was asked for."""
-    models: list[str] = []
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Return the models that the builder was asked for, and with what keys and values."""
+    models: list[tuple[str, str]] = []
 
-    def fake_build(model: str, **_: Any) -> int:
-        models.append(model)
+    def fake_build(model: str, *, kv: str, **_: Any) -> int:
+        models.append((model, kv))
         return 2 if model == "broken" else 0
 
     monkeypatch.setattr(prepare, "run_build", fake_build)
@@ -51,17 +51,29 @@ def config(**models: str) -> Config:
 
 
 def test_an_edge_model_is_built_once_and_only_child_engines_models_are_fetched(
-    store: FakeStore, built: list[str]
+    store: FakeStore, built: list[tuple[str, str]]
 ) -> None:
     prepare.prepare_models(config(edge="m", edge2="m", cloud="m", cloud2="big", fake="none"))
-    assert built == ["m"]
+    assert built == [("m", "float32")]
     assert store.pulled == ["big"]
 
 
+def test_the_same_model_with_other_keys_and_values_is_another_build(
+    store: FakeStore, built: list[tuple[str, str]]
+) -> None:
+    targets = {
+        kv: TargetConfig(tier="edge", engine="edge", model="m", kv=kv)  # type: ignore[arg-type]
+        for kv in ("float32", "int8")
+    }
+    prepare.prepare_models(Config(targets=targets))
+    assert built == [("m", "float32"), ("m", "int8")]
+    assert store.pulled == []
+
+
 def test_what_cannot_be_had_is_said_and_does_not_keep_the_others_from_starting(
-    store: FakeStore, built: list[str], capsys: pytest.CaptureFixture[str]
+    store: FakeStore, built: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare.prepare_models(config(edge="broken", edge2="m", cloud="wrong", cloud2="big"))
-    assert built == ["broken", "m"]
+    assert built == [("broken", "float32"), ("m", "float32")]
     assert store.pulled == ["wrong", "big"]
     assert capsys.readouterr().err == "error: wrong is no model\n"

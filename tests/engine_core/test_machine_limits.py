@@ -1,11 +1,11 @@
-"""How much memory the process may take, from control groups of both versions."""
+"""How much of the machine the process may use, from control groups of both versions."""
 
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engine_core.machine_memory import memory_limit
+from engine_core.machine_limits import cpu_limit, memory_limit
 
 TOTAL = 16 * 2**30
 UNLIMITED = str(2**63 - 4096)  # what version 1 says where there is no limit
@@ -28,14 +28,23 @@ class Groups:
         self.mount.mkdir()
 
     def limit(self, lines: str, **files: str) -> int:
-        """Return the limit with these lines and files; `__` in a name stands for `/`."""
+        """Return the limit of memory with these lines and files."""
+        self.write(lines, **files)
+        return memory_limit(self.cgroups, self.mount)
+
+    def cpus(self, lines: str, **files: str) -> int | None:
+        """Return the limit of processors with these lines and files."""
+        self.write(lines, **files)
+        return cpu_limit(self.cgroups, self.mount)
+
+    def write(self, lines: str, **files: str) -> None:
+        """Write these lines and files; `__` in a name stands for `/`."""
         self.cgroups.write_text(lines, "utf-8")
         for name, text in files.items():
             file = self.mount / name.replace("__", "/")
             file = file.with_name(file.name.replace("_dot_", "."))
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, "utf-8")
-        return memory_limit(self.cgroups, self.mount)
 
 
 @pytest.fixture
@@ -80,3 +89,21 @@ def test_a_path_that_only_the_host_sees_leaves_the_mount_itself(groups: Groups) 
 
 def test_no_limit_at_all_leaves_the_machines(groups: Groups) -> None:
     assert groups.limit("4:memory:/\n", memory__memory_dot_limit_in_bytes=UNLIMITED) == TOTAL
+
+
+def test_processors_are_the_quota_by_the_period_rounded_up(groups: Groups) -> None:
+    assert (
+        groups.cpus("0::/a/b\n", a__cpu_dot_max="150000 100000\n", a__b__cpu_dot_max="max 100000")
+        == 2
+    )
+
+
+def test_processors_of_version_1(groups: Groups) -> None:
+    files = {"cpu__box__cpu_dot_cfs_quota_us": "50000", "cpu__box__cpu_dot_cfs_period_us": "100000"}
+    assert groups.cpus("4:cpu,cpuacct:/box\n", **files) == 1
+
+
+def test_no_quota_leaves_all_processors(groups: Groups) -> None:
+    files = {"cpu__cpu_dot_cfs_quota_us": "-1", "cpu__cpu_dot_cfs_period_us": "100000"}
+    assert groups.cpus("4:cpu:/\n", **files) is None
+    assert cpu_limit(groups.cgroups.with_name("absent"), groups.mount) is None
