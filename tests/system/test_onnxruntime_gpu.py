@@ -47,12 +47,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["float32", "int8"])
 def engines(
-    gpu_runtime: Path, model: str, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    gpu_runtime: Path,
+    model: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[EngineProcess, EngineProcess]]:
     """Yield the engine on the GPU package and the one on this environment's runtime."""
-    options = ("--model", model, "--slots", "4", "--threads", "1")
+    options = ("--model", model, "--slots", "4", "--threads", "1", "--kv", request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CACHE_DIRECTORY", str(tmp_path_factory.mktemp("cache")))
         with engine_process("edge_engine", *options) as here:
