@@ -37,10 +37,14 @@ from engine_core.types import (
     GenerationRequest,
 )
 
-CHUNK = 64
+CHUNK = 32
 """Prompt tokens of one sequence before the next one has its turn."""
-STEP_BUDGET = 128
-"""Tokens of one step, unless more sequences than that generate."""
+STEP_BUDGET = 64
+"""Tokens of one step, unless more sequences than that generate.
+
+A newcomer waits for the step that is under way. On the edge (built-in model, two cores) 64 tokens
+take 56 ms and 128 take 102, a tenth less for each token.
+"""
 IDLE_SECONDS = 5.0
 """Without work for so long, the model gives back what it holds for the next step."""
 
