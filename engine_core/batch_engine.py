@@ -7,6 +7,8 @@ is never held during a step.
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -221,7 +223,13 @@ class BatchEngine:
                     model.space, max_waiting=self._max_waiting, chunk=CHUNK, budget=STEP_BUDGET
                 )
             self._loaded.set_result(None)
-            self._run(model, self._scheduler)
+            try:
+                self._run(model, self._scheduler)
+            except Exception:  # noqa: BLE001 - whatever it is
+                # What a step raises is caught there. This is a bug of ours, and nobody would be
+                # answered any more: the process ends, and whoever has started it starts another.
+                _log.critical("the engine's worker broke", exc_info=True)
+                os.kill(os.getpid(), signal.SIGTERM)
             with self._changed:
                 self._stepper = None
             model.close()

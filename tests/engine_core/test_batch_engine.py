@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -530,3 +531,22 @@ async def test_a_broken_draw_fails_only_its_request(monkeypatch: pytest.MonkeyPa
         assert len(broken) == 1
         assert "ZeroDivisionError" in broken[0].message
         assert engine.stats().failed_total == 1
+
+
+async def test_a_bug_in_the_worker_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals: list[int] = []
+    monkeypatch.setattr(batch_engine.os, "kill", lambda _, number: signals.append(number))
+    async with running(FakeBatchModel()) as engine:
+
+        def plan(_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(batch_engine.Scheduler, "plan", plan)
+        task = asyncio.create_task(collect(engine, request()))
+        async with asyncio.timeout(5):
+            while not signals:  # noqa: ASYNC110 - other thread
+                await asyncio.sleep(0.001)
+        await engine.close()
+        with pytest.raises(OverloadedError):
+            await task
+    assert signals == [signal.SIGTERM]
