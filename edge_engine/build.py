@@ -192,9 +192,9 @@ def _emit(
         try:
             if "int8" in (precision, kv):
                 # Once to see what flows through it, and again with numbers that fit that.
-                saturates = products_saturate()
                 watched: list[str] = []
                 if precision == "int8":
+                    saturates = products_saturate()
                     linear, watched = Int8Linear(saturates=saturates), watched_values(shape)
                 emit(linear=linear, extra_outputs=watched)
                 texts = calibration_ids(files, shape.max_position)

@@ -184,8 +184,8 @@ def products_saturate() -> bool:
     """Return whether this machine multiplies unsigned with signed bytes wrongly.
 
     x86 processors without VNNI add pairs of products up in 16 bits, where large sums are cut off
-    (onnxruntime issue 6004). There weights must be unsigned as well, which takes other kernels and
-    changes no number.
+    (microsoft/onnxruntime#6004). There weights must be unsigned as well, which takes other kernels
+    and changes no number.
     """
     rows, inputs, outputs = 2, 64, 16
     info = helper.make_tensor_value_info
