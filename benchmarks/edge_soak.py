@@ -5,11 +5,17 @@
 The real engine process over its UNIX socket, 12 requests at a time, so that some of them wait:
 prompts of 4 to 40 tokens, 1 to 6 new ones, half of them streamed. They are of a handful of tenants,
 and half of them open with their tenant's own 16 tokens, which an earlier request may have left. A
-share is hung up on after a random time, waiting, prefilling or generating. RSS is read all along;
-its slope after the first tenth is a least-squares fit. At the end, `slots_leaked` is how many fewer
-requests run side by side than at the start, plus what still counts as running or waiting;
-`fds_leaked` how many more files and sockets the engine has open. Prints a table and, last, one JSON
-line.
+share is hung up on after a random time, waiting, prefilling or generating. The engine's account of
+its memory is read all along; slopes after the first tenth are least-squares fits.
+
+Two parts of RSS are no leak and have an end, but come in at first touch. Before the count, requests
+longer than any that follow touch the slots, and every token of the vocabulary goes through a
+prompt: its row of the embedding is in a mapped file, and a text's rare words would bring in new
+pages for tens of thousands of requests (59 of 113 MB after 2,500, measured on the built-in model).
+
+At the end, `slots_leaked` is how many fewer requests run side by side than at the start, plus what
+still counts as running or waiting; `fds_leaked` how many more files and sockets the engine has
+open. Prints a table and, last, one JSON line.
 """
 
 import argparse
@@ -18,33 +24,57 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 
 import numpy as np
 from corpus import Corpus
 from engine_process import EngineClient, Request, engine_process
 
 from engine_core.models import BUILTIN, ModelStore
+from engine_core.tokenizer import Tokenizer
+
+Reading = dict[str, int]
+"""Bytes of RSS and of its parts, as the engine's stats name them, after so many `requests`."""
 
 CLIENTS = 12
 TENANTS = 5
 WARM_UP = 0.1
 SAMPLES = 200
-"""Readings of RSS over the whole run."""
+"""Readings of memory over the whole run."""
 CROWD = 16
 """Requests at once that find out how many run side by side; more than an engine has slots for."""
+CROWD_TOKENS = 64
+"""What each of them generates; more than a later request has tokens."""
+
+
+async def with_clients(requests: Iterator[Coroutine[None, None, None]]) -> None:
+    """Send the requests, `CLIENTS` at a time."""
+
+    async def client() -> None:
+        for request in requests:
+            await request
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+
+
+async def touch_vocabulary(engine: EngineClient, size: int) -> None:
+    """Send prompts in which every token comes once."""
+    begins = range(0, size, CROWD_TOKENS)
+    prompts = (range(begin, min(begin + CROWD_TOKENS, size)) for begin in begins)
+    await with_clients(engine.whole(Request([*ids], 1, "vocabulary")) for ids in prompts)
 
 
 async def soak(
     engine: EngineClient, corpus: Corpus, count: int, cancel: float, rng: random.Random
-) -> list[tuple[int, int]]:
-    """Send the requests; return how many were done at each reading of RSS, and the bytes."""
+) -> list[Reading]:
+    """Send the requests; return the readings of memory."""
     readings = []
     done = 0
     every = max(1, count // SAMPLES)
     openings = {f"tenant-{number}": corpus.prompt(16) for number in range(TENANTS)}
 
     async def one() -> None:
+        nonlocal done
         tenant, opening = rng.choice(list(openings.items()))
         prompt = corpus.prompt(rng.randint(4, 24))
         if rng.random() < 0.5:
@@ -57,18 +87,14 @@ async def soak(
         except TimeoutError:
             if seconds is None:
                 raise
+        done += 1
+        if done % every == 0:
+            print(f"\r{done} of {count}", end="", file=sys.stderr)
+            now = done
+            stats = await engine.stats()
+            readings.append({"requests": now, "RSS": stats["rss_bytes"], **stats["memory"]})
 
-    async def client(mine: Iterator[int]) -> None:
-        nonlocal done
-        for _ in mine:
-            await one()
-            done += 1
-            if done % every == 0:
-                readings.append((done, engine.rss_bytes()))
-                print(f"\r{done} of {count}", end="", file=sys.stderr)
-
-    numbers = iter(range(count))
-    await asyncio.gather(*(client(numbers) for _ in range(CLIENTS)))
+    await with_clients(one() for _ in range(count))
     print(file=sys.stderr)
     return readings
 
@@ -76,7 +102,7 @@ async def soak(
 async def side_by_side(engine: EngineClient, corpus: Corpus) -> int:
     """Return how many of a crowd of requests the engine runs at once."""
     crowd = asyncio.gather(
-        *(engine.whole(Request(corpus.prompt(16), 64, "crowd")) for _ in range(CROWD))
+        *(engine.whole(Request(corpus.prompt(16), CROWD_TOKENS, "crowd")) for _ in range(CROWD))
     )
     most = 0
     while not crowd.done():
@@ -93,11 +119,35 @@ async def settled(engine: EngineClient, corpus: Corpus) -> tuple[int, int]:
     return most, engine.fds()
 
 
+def fit(readings: list[Reading]) -> dict[str, float]:
+    """Return how many MB RSS and its parts gain with each 1,000 requests."""
+    done = [each["requests"] / 1e3 for each in readings]
+    return {
+        part: float(np.polyfit(done, [each[part] / 1e6 for each in readings], 1)[0])
+        for part in readings[0]
+        if part != "requests"
+    }
+
+
+def print_table(readings: list[Reading], slopes: dict[str, float]) -> None:
+    """Print RSS and its parts in MB, and their slopes."""
+
+    def line(first: str, cells: Iterable[str]) -> None:
+        columns = zip(slopes, cells, strict=True)
+        print(f"{first:>14}", *(f"{cell:>{max(8, len(part))}}" for part, cell in columns), sep="  ")
+
+    line("requests done", slopes)
+    for each in readings:
+        line(str(each["requests"]), (f"{each[part] / 1e6:.1f}" for part in slopes))
+    line("MB per 1,000", (f"{slope:.3f}" for slope in slopes.values()))
+
+
 async def measure(count: int, cancel: float, seed: int) -> dict[str, float]:
     """Measure, print a table and return the result."""
     files = ModelStore().pull(BUILTIN)
     corpus = Corpus(files, seed)
     async with engine_process(files) as engine:
+        await touch_vocabulary(engine, Tokenizer.load(files).vocab_size)
         slots, fds = await settled(engine, corpus)
         began = time.monotonic()
         readings = await soak(engine, corpus, count, cancel, random.Random(seed))
@@ -106,21 +156,17 @@ async def measure(count: int, cancel: float, seed: int) -> dict[str, float]:
         stuck = stats["running"] + stats["waiting"]
         slots_after, fds_after = await settled(engine, corpus)
 
-    warm = [(at, rss) for at, rss in readings if at > WARM_UP * count]
-    done, rss = np.array(warm, float).T
-    slope = np.polyfit(done / 1e3, rss / 1e6, 1)[0]
+    slopes = fit([each for each in readings if each["requests"] > WARM_UP * count])
     print(
         f"{count} requests in {seconds:.0f} s, {stats['cancelled_total']} hung up on, "
         f"{stats['cached_prompt_tokens_total']} prompt tokens not computed again\n"
     )
-    print("requests done    RSS MB")
-    for at, bytes_ in readings[:: max(1, len(readings) // 10)]:
-        print(f"{at:>13}  {bytes_ / 1e6:>8.1f}")
+    print_table(readings[:: max(1, len(readings) // 10)], slopes)
     print(f"\nside by side: {slots} before, {slots_after} after; {stuck} left over")
     print(f"open files: {fds} before, {fds_after} after\n")
     return {
         "requests": count,
-        "rss_slope_mb_per_1k": float(slope),
+        "rss_slope_mb_per_1k": slopes["RSS"],
         "slots_leaked": slots - slots_after + stuck,
         "fds_leaked": fds_after - fds,
     }

@@ -108,10 +108,6 @@ class EngineClient:
         """Close every connection."""
         await self._session.close()
 
-    def rss_bytes(self) -> int:
-        """Return the engine's resident memory."""
-        return int(self._process.memory_info().rss)
-
     def fds(self) -> int:
         """Return how many files and sockets the engine has open."""
         return int(self._process.num_fds())

@@ -45,7 +45,8 @@ class MemoryAccount:
         Takes about 10 µs.
 
         - `python_and_libraries`: the interpreter, its modules and all libraries' code
-        - `weights_mapped`: pages of the weights' file, which processes share
+        - `weights_mapped`: pages of the weights' file, which processes share; those of the
+          embedding come in as its tokens are first seen
         - `weights_packed`: what loading took in private memory: weights as kernels want them,
           where they are not in that file, and the runtime's own structures
         - `kv`: keys and values
