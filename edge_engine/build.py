@@ -40,7 +40,7 @@ from engine_core.errors import ModelError
 from engine_core.models import ModelFiles, ModelStore
 from engine_core.scheduler import Scheduler, Sequence
 
-EMITTER_VERSION = 3
+EMITTER_VERSION = 4
 """Part of the build key: raise it whenever the graphs of an older version should be made anew."""
 
 # Where other families than Llama's keep their limit of tokens in config.json.

@@ -6,7 +6,8 @@ embedding writes turned vectors, every layer reads them turned back and turns wh
 keeps lengths, so that nothing else changes once its weights have moved into the layers that read
 it (QuaRot, arXiv 2404.00456). In a random direction every channel is a mixture of all, and the
 rows are as even as random numbers. On the built-in model that takes the divergence caused by 8-bit
-rows from 0.025 to 0.002. It costs nothing at run time.
+rows from 0.025 to 0.002. What a head of attention gives back may be turned as well, by turning the
+values it takes in. All that costs nothing at run time.
 """
 
 from dataclasses import replace
@@ -42,6 +43,7 @@ class RotatedWeights:
         if self._head in self.elements:
             self.elements[_HEAD] = self.elements[self._head]
         self._rotation = Rotation(shape.hidden)
+        self._head_rotation = Rotation(shape.head_dim)
         self.shape = replace(shape, tied=False)
 
     def read(self, name: str) -> NDArray[np.float32]:
@@ -59,12 +61,22 @@ class RotatedWeights:
         if name == _LAST_NORM or name.endswith("_layernorm.weight"):
             return np.ones_like(values)
         layer, kind = name.rsplit(".", 1)
+        if layer.endswith("v_proj"):
+            values = self._turn_heads(values.T).T
+        elif layer.endswith("o_proj") and kind == "weight":
+            values = self._turn_heads(values)
         if layer.endswith(_WRITERS):
             return turn(values) if kind == "bias" else turn(values.T).T
         if layer.endswith("_proj") and kind == "weight":
             prefix, block, _ = layer.rsplit(".", 2)
             return turn(values * self._weights.read(f"{prefix}.{_NORM_OF[block]}.weight"))
         return values
+
+    def _turn_heads(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Turn every head's part of rows of values, or of what attention makes of them."""
+        heads = rows.reshape(-1, self.shape.head_dim)
+        turned: NDArray[np.float32] = self._head_rotation.turn(heads).reshape(rows.shape)
+        return turned
 
 
 class Rotation:
@@ -81,11 +93,8 @@ class Rotation:
         blocks = 1
         while size % (2 * blocks) == 0 and 4 * blocks * blocks <= size:
             blocks *= 2
-        hadamard = np.ones((1, 1))
-        while len(hadamard) < blocks:
-            hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
         dense, _ = np.linalg.qr(rng.standard_normal((size // blocks, size // blocks)))
-        self._hadamard = (hadamard / np.sqrt(blocks)).astype(np.float32)
+        self._hadamard = hadamard(blocks)
         self._dense = dense.astype(np.float32)
         self._signs = rng.choice(np.array([-1, 1], np.float32), size)
 
@@ -94,3 +103,16 @@ class Rotation:
         grid = (rows * self._signs).reshape(-1, len(self._hadamard), len(self._dense))
         turned: NDArray[np.float32] = self._hadamard @ (grid @ self._dense)
         return turned.reshape(rows.shape)
+
+
+def hadamard(size: int) -> NDArray[np.float32]:
+    """Return a symmetric orthogonal matrix whose numbers are all of the same magnitude.
+
+    Args:
+        size: Rows and columns, a power of 2.
+    """
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    orthogonal: NDArray[np.float32] = (matrix / np.sqrt(size)).astype(np.float32)
+    return orthogonal

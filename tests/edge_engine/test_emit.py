@@ -84,8 +84,8 @@ def test_int8_stays_close_to_float32(
     tiny = tiny_model(family, **overrides)
     exact = tiny.logits(IDS)
     error = np.abs(emitted(tiny.files, "int8").all_logits(IDS) - exact).mean()
-    # Two layers of 8-bit products; a wrong scale or bias would be off by the logits' size.
-    assert error < 0.03 * np.abs(exact).mean()
+    # Two layers of products of bytes; a wrong scale or bias would be off by the logits' size.
+    assert error < 0.05 * np.abs(exact).mean()
 
 
 def test_int8_stays_close_with_a_channel_that_drowns_the_others(
@@ -113,8 +113,9 @@ def test_every_linear_layer_of_an_int8_graph_computes_in_int8(
     graph = onnx.load(build.folder / GRAPH_FILE, load_external_data=False).graph
     kinds = Counter(node.op_type for node in graph.node)
     assert kinds["MatMulIntegerToFloat"] == 2 * 4 + 1
-    # The float products put the two bytes of wide values together: all but those of gate and up.
-    assert kinds["MatMul"] == 2 * 3 + 1
+    # The float products turn what goes into the MLP's last product, and put the two bytes of the
+    # vocabulary's wide values together.
+    assert kinds["MatMul"] == 2 + 1
     assert "Gemm" not in kinds
 
 

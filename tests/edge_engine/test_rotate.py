@@ -15,7 +15,7 @@ from edge_engine.arch import llama_shape
 from edge_engine.emit import emit_graph
 from edge_engine.linear import float_linear
 from edge_engine.manifest import Build, Manifest
-from edge_engine.rotate import RotatedWeights, Rotation
+from edge_engine.rotate import RotatedWeights, Rotation, hadamard
 from edge_engine.runner import Runner
 from edge_engine.weights import open_weights
 
@@ -28,6 +28,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     ),
     "llama-of-odd-width": ("llama", {"hidden_size": 81}),
+    "llama-of-wide-heads": ("llama", {"head_dim": 48}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
 }
@@ -79,6 +80,13 @@ def test_a_vector_turns_like_a_row_and_always_the_same_way() -> None:
     rows = np.random.default_rng(1).standard_normal((3, 96)).astype(np.float32)
     turned = Rotation(96).turn(rows)
     np.testing.assert_array_equal(Rotation(96).turn(rows[1]), turned[1])
+
+
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_a_hadamard_matrix_is_its_own_inverse_and_even(size: int) -> None:
+    matrix = hadamard(size)
+    np.testing.assert_allclose(matrix @ matrix, np.eye(size), atol=1e-6)
+    np.testing.assert_allclose(np.abs(matrix), 1 / np.sqrt(size), rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [576, 896, 2048])
