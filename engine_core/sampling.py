@@ -19,7 +19,7 @@ not among the likeliest ones, and a grammar or a bias does not make a token look
 the model finds it.
 """
 
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,38 +167,38 @@ def _nucleus(weights: NDArray[np.float32], top_p: float) -> NDArray[np.intp]:
 
     Equal weights at the border go to the lower places.
     """
+    total = float(weights.sum(dtype=np.float64))
+    # All the lighter ones together weigh less than the rest that may be left out, so that only a
+    # few have to be sorted. A little lower, because sums are rounded.
+    ids = np.flatnonzero(weights >= 0.99 * total * (1 - top_p) / len(weights))
+    weights = weights[ids]
     descending = np.sort(weights)[::-1]
-    size = min(_place_in_running_sum(descending, top_p, "left") + 1, len(weights))
+    reached = np.cumsum(descending, dtype=np.float64).searchsorted(top_p * total)
+    size = min(int(reached) + 1, len(weights))
     border = descending[size - 1]
     inside = weights >= border
     if surplus := int(np.count_nonzero(inside)) - size:
         inside[np.flatnonzero(weights == border)[-surplus:]] = False
-    return np.flatnonzero(inside)
+    kept: NDArray[np.intp] = ids[inside]
+    return kept
 
 
 def _weighted_place(weights: NDArray[np.float32], fraction: float) -> int:
-    """Return the place at which the running sum passes this fraction of the total."""
-    place = _place_in_running_sum(weights, fraction, "right")  # which passes over zeros
+    """Return the place at which the running sum passes this fraction of the total.
+
+    Sums of blocks first, then one block: a running sum over 49k values takes 0.3 ms, this 0.03.
+    """
+    starts = np.arange(0, len(weights), _BLOCK)
+    sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    goal = fraction * sums[-1]
+    # Passing, not reaching, steps over weights of zero.
+    block = min(int(sums.searchsorted(goal, "right")), len(starts) - 1)
+    inside = np.cumsum(weights[starts[block] : starts[block] + _BLOCK], dtype=np.float64)
+    rest = goal - (sums[block - 1] if block else 0.0)
+    place = int(starts[block] + inside.searchsorted(rest, "right"))
     if place < len(weights) and weights[place] > 0:
         return place
     return int(weights.argmax())  # rounding pointed past the last weight
-
-
-def _place_in_running_sum(
-    values: NDArray[np.float32], fraction: float, side: Literal["left", "right"]
-) -> int:
-    """Return where the running sum reaches (left) or passes (right) this fraction of the total.
-
-    Sums of blocks first, then one block: a running sum over 49k values takes 0.3 ms, this 0.03.
-    Rounding may point past the last place.
-    """
-    starts = np.arange(0, len(values), _BLOCK)
-    sums = np.cumsum(np.add.reduceat(values, starts, dtype=np.float64))
-    goal = fraction * sums[-1]
-    block = min(int(sums.searchsorted(goal, side)), len(starts) - 1)
-    inside = np.cumsum(values[starts[block] : starts[block] + _BLOCK], dtype=np.float64)
-    rest = goal - (sums[block - 1] if block else 0.0)
-    return int(starts[block] + inside.searchsorted(rest, side))
 
 
 def _to_float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
