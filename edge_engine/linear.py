@@ -39,7 +39,18 @@ def float_linear(
     bias: NDArray[np.float32] | None,
 ) -> None:
     """Multiply in float32; see `Linear`."""
-    product = name if bias is None else f"{name}_product"
+    product = before_bias(name, bias)
     graph.node("MatMul", [value, graph.tensor(f"{name}_weight", weight.T)], [product])
+    add_bias(graph, name, bias)
+
+
+def before_bias(name: str, bias: NDArray[np.float32] | None) -> str:
+    """Return the name of what `add_bias` makes `name` of; without a bias they are the same."""
+    return name if bias is None else f"{name}_product"
+
+
+def add_bias(graph: GraphWriter, name: str, bias: NDArray[np.float32] | None) -> None:
+    """Write `name = before_bias(name, bias) + bias`, if there is a bias."""
     if bias is not None:
-        graph.node("Add", [product, graph.tensor(f"{name}_bias", bias)], [name])
+        addends = [before_bias(name, bias), graph.tensor(f"{name}_bias", bias)]
+        graph.node("Add", addends, [name])

@@ -45,7 +45,7 @@ STEP_BUDGET = 64
 """Tokens of one step, unless more sequences than that generate.
 
 A newcomer waits for the step that is under way. On the edge (built-in model, two cores) 64 tokens
-take 56 ms and 128 take 102, a tenth less for each token.
+take 45 ms and 128 take 82, a tenth less for each token.
 """
 IDLE_SECONDS = 5.0
 """Without work for so long, the model gives back what it holds for the next step."""

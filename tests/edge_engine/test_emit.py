@@ -73,10 +73,17 @@ def test_chunks_of_any_size_give_the_logits_of_one_piece(
 
 
 @pytest.mark.parametrize(
-    "decoder", ["llama-with-biases", "llama-odd-widths", "qwen2", "qwen3-tied"]
+    ("decoder", "bound"),
+    [
+        ("llama-with-biases", 0.03),
+        ("llama-odd-widths", 0.03),
+        ("qwen2", 0.035),
+        ("qwen3-tied", 0.03),
+    ],
 )
 def test_int8_stays_close_to_float32(
     decoder: str,
+    bound: float,
     tiny_model: Callable[..., TinyModel],
     emitted: Callable[..., Runner],
 ) -> None:
@@ -85,7 +92,7 @@ def test_int8_stays_close_to_float32(
     exact = tiny.logits(IDS)
     error = np.abs(emitted(tiny.files, "int8").all_logits(IDS) - exact).mean()
     # Two layers of products of bytes; a wrong scale or bias would be off by the logits' size.
-    assert error < 0.05 * np.abs(exact).mean()
+    assert error < bound * np.abs(exact).mean()
 
 
 def test_int8_stays_close_with_a_channel_that_drowns_the_others(
