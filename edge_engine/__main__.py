@@ -9,9 +9,16 @@ from edge_engine.build import ensure_build, find_build
 from edge_engine.open_model import open_model
 from engine_core import lifeline
 from engine_core.batch_engine import BatchEngine
-from engine_core.byte_sizes import parse_bytes
+from engine_core.memory_size import STEP_LEAST, MemorySize
 from engine_core.models import ModelStore
-from engine_core.process import add_serve_arguments, begin, positive, run_command, run_engine
+from engine_core.process import (
+    add_serve_arguments,
+    begin,
+    from_text,
+    positive,
+    run_command,
+    run_engine,
+)
 from engine_core.tokenizer import Tokenizer
 
 
@@ -29,14 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     serve.add_argument(
         "--kv-memory",
-        type=_size,
+        type=_memory_size,
         metavar="SIZE",
         help="most memory for keys and values, e.g. 768MiB (default: a quarter of what there is)",
     )
     _add_kv(serve)
     serve.add_argument(
         "--step-memory",
-        type=_size,
+        type=functools.partial(_memory_size, least=STEP_LEAST),
         metavar="SIZE",
         help="most working memory of a step (default: a twentieth of what there is)",
     )
@@ -101,12 +108,12 @@ def _add_kv(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _size(text: str) -> int:
-    """Parse a size, for argparse."""
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _memory_size(text: str, *, least: int = 0) -> int:
+    """Parse an amount of memory into bytes, for argparse."""
+    size = from_text(MemorySize.from_text)(text)
+    if fault := size.fault(least=least):
+        raise argparse.ArgumentTypeError(fault)
+    return size.bytes
 
 
 if __name__ == "__main__":

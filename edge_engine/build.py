@@ -18,6 +18,7 @@ from edge_engine.arch import LlamaShape, UnknownArchitectureError, llama_shape
 from edge_engine.calibrate import activations, calibration_ids, watched_values
 from edge_engine.emit import emit_graph
 from edge_engine.int8_linear import Int8Linear, products_saturate
+from edge_engine.kv_budget import KvBudget
 from edge_engine.kv_scales import kv_scales
 from edge_engine.linear import Linear, float_linear
 from edge_engine.manifest import (
@@ -30,13 +31,15 @@ from edge_engine.manifest import (
     read_manifest,
     write_manifest,
 )
-from edge_engine.open_model import open_model
+from edge_engine.open_model import load_model
 from edge_engine.packing import pack_weights, packing_key
 from edge_engine.rotate import RotatedWeights
 from edge_engine.session import has_int8_kv, has_query_seqlens
+from edge_engine.step_memory import default_limit
 from edge_engine.weights import Weights, is_tied, open_weights
 from engine_core.downloads import check_room, plain_disk_errors, progress_bar, replace_durably, say
 from engine_core.errors import ModelError
+from engine_core.machine_limits import memory_limit
 from engine_core.models import ModelFiles, ModelStore
 from engine_core.scheduler import Scheduler, Sequence
 
@@ -99,6 +102,11 @@ def ensure_build(
                 partial.mkdir(parents=True)
                 manifest = _make(files, partial, precision, kv, progress)
                 replace_durably(partial, folder)
+        except (KeyboardInterrupt, SystemExit):
+            say(
+                f"Interrupted: nothing of the build is kept; the next start builds {files.name} again"
+            )
+            raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         _remove_superseded(store, files, manifest)
@@ -257,13 +265,15 @@ def _max_position(weights: Weights) -> int:
 def _try_out(files: ModelFiles, folder: Path, manifest: Manifest) -> None:
     """Run two steps, so that a graph that cannot answer is found now and not by a client."""
     with _must_run(files):
-        model = open_model(Build(folder, manifest), context=4, slots=1)
+        memory = memory_limit()
+        budget = KvBudget(None, memory, context=4, slots=1)
+        model, _ = load_model(Build(folder, manifest), budget, step_limit=default_limit(memory))
         scheduler = Scheduler(model.space, max_waiting=0, chunk=2, budget=2)
         scheduler.add(Sequence(tokens=[0, 1, 2]))
         logits = []
         for _ in range(2):
             rows = scheduler.plan()
-            logits.append(model.step(rows).copy())
+            logits.append(np.array(model.step(rows)))
             scheduler.computed(rows)
         model.close()
     _must_be_finite(files, logits)

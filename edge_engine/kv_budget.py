@@ -57,7 +57,7 @@ class KvPlan:
 
     def __str__(self) -> str:
         """Return the arithmetic, for the log."""
-        places = f"{self.context:,} + {self.slack}" if self.slack else f"{self.context:,}"
+        places = f"({self.context:,} + {self.slack})" if self.slack else f"{self.context:,}"
         slots = f"{self.slots} slots" if self.slots > 1 else "1 slot"
         return (
             f"kv: {self.token_bytes:,} B per token x {places} tokens x {slots} = "

@@ -4,7 +4,6 @@ Works for every decoder that optimum can export, and costs a copy of the cache i
 graphs of our own emitter do not.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,12 +12,11 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge_engine.kv_budget import KvBudget, plan_kv
-from edge_engine.manifest import GRAPH_FILE, Build
+from edge_engine.manifest import DATA_FILE, GRAPH_FILE, Build
+from edge_engine.memory_account import MemoryAccount
 from edge_engine.session import open_session
-from edge_engine.step_memory import LEAST, StepMemory
+from edge_engine.step_memory import DEFAULT_LEAST, StepMemory
 from engine_core.errors import ModelError
-
-_log = logging.getLogger("tidegate.engine")
 
 _KNOWN_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids"})
 
@@ -43,12 +41,13 @@ class PastKvModel:
         budget: KvBudget,
         *,
         threads: int | None = None,
-        step_limit: int = LEAST,
+        step_limit: int = DEFAULT_LEAST,
     ) -> None:
         manifest = build.manifest
         self._length = 0
         # Keys and values are outputs of a step, and while it runs, the old ones are there as well.
         self._step_memory = StepMemory(step_limit + 2 * budget.total)
+        self._account = MemoryAccount()
         self._session = open_session(build.folder / GRAPH_FILE, threads, self._step_memory)
         self._inputs = {node.name for node in self._session.get_inputs()} & _KNOWN_INPUTS
         self._empty: dict[str, NDArray[np.float32]] = {}
@@ -67,7 +66,7 @@ class PastKvModel:
         plan = plan_kv(
             replace(budget, slots=1), token_bytes=per_token, longest=manifest.max_position
         )
-        _log.info("%s", plan)
+        self.plan = plan
         self.context_window = plan.context
         self.details: dict[str, str | int | float | bool] = {
             "provider": self._session.get_providers()[0],
@@ -79,6 +78,14 @@ class PastKvModel:
         }
         self._past: dict[str, ort.OrtValue] = {}
         self.reset()
+        # The first step brings code and weights into memory.
+        self.forward((0,))
+        self.reset()
+        self._account.loaded(build.folder / DATA_FILE, 0)
+
+    def memory(self) -> dict[str, int]:
+        """Return where the process's bytes are; see `MemoryAccount.parts`."""
+        return self._account.parts(self._length * self.kv_token_bytes)
 
     def reset(self) -> None:
         """Forget the sequence and give its keys and values back."""

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import psutil
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from edge_engine.step_memory import StepMemory
+from edge_engine.step_memory import StepMemory, no_room_told_apart
 from engine_core.machine_limits import cpu_limit
 
 SPIN_MICROSECONDS = 10
@@ -60,12 +60,14 @@ def open_session(
         memory: Where its runs allocate; None for an arena of its own, without a limit.
 
     Raises:
+        StepMemoryError: what the graph keeps of its own does not fit `memory`.
         Exception: what the runtime raises for a graph it cannot load.
     """
     options = session_options(threads)
     if memory is not None:
         memory.use_in(options)
-    return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    with no_room_told_apart():
+        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
 @cache

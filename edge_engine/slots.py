@@ -72,6 +72,10 @@ class SlotSpace:
         self._slots[index] = _Slot(busy=True, salt=salt)
         return Placement(index, cached)
 
+    def grow(self, place: int, length: int) -> bool:  # noqa: ARG002
+        """Return that there is room: a slot has it from the beginning."""
+        return True
+
     def release(self, place: int, tokens: list[int], generated: int) -> None:
         """Free a slot; its tokens stay."""
         if not self._keeps_generated:

@@ -20,7 +20,7 @@ from engine_core.errors import StepMemoryError
 
 DEFAULT_SHARE = 0.05
 """Of the memory that the process may take, as the limit where nobody gave one."""
-LEAST = 64 * 2**20
+DEFAULT_LEAST = 64 * 2**20
 """Bytes that the limit is at least where nobody gave one. A step of 128 tokens of the built-in
 model takes 8 MiB; what a step takes grows with the widths of a model's layers."""
 
@@ -83,12 +83,12 @@ class StepMemory:
             StepMemoryError: it has no room, not even once all that is unused has been given back.
         """
         try:
-            with _told_apart():
+            with no_room_told_apart():
                 session.run_with_iobinding(binding, self._run)
         except StepMemoryError:
             # Runs of other shapes may have left regions that are too small for this one.
             self._run_smallest()
-            with _told_apart():
+            with no_room_told_apart():
                 session.run_with_iobinding(binding, self._run)
 
     def shrink(self) -> None:
@@ -99,7 +99,8 @@ class StepMemory:
             trim(0)
 
     def _run_smallest(self) -> None:
-        self._smallest.run(None, {"x": np.zeros(1, np.float32)}, self._shrink)
+        with no_room_told_apart():
+            self._smallest.run(None, {"x": np.zeros(1, np.float32)}, self._shrink)
 
 
 def default_limit(memory: int) -> int:
@@ -108,17 +109,17 @@ def default_limit(memory: int) -> int:
     Args:
         memory: Bytes that the process may take in all.
     """
-    return max(LEAST, int(memory * DEFAULT_SHARE))
+    return max(DEFAULT_LEAST, int(memory * DEFAULT_SHARE))
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
+def no_room_told_apart() -> Iterator[None]:
     """Raise StepMemoryError for what the runtime calls a failure like any other."""
     try:
         yield
     except MemoryError as error:
         raise StepMemoryError(str(error)) from None
-    except RuntimeError as error:
+    except Exception as error:  # of classes of the runtime's own, which differ between its calls
         if any(words in str(error) for words in _CANNOT_ALLOCATE):
             raise StepMemoryError(str(error)) from None
         raise

@@ -14,11 +14,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 
-import numpy as np
-from numpy.typing import NDArray
-
-from engine_core.answer import Answer
-from engine_core.batch_model import BatchModel, compute
+from engine_core.answer import Answer, Draw
+from engine_core.batch_model import BatchModel, Choice, compute
 from engine_core.errors import (
     ApiError,
     DeadlineError,
@@ -29,7 +26,7 @@ from engine_core.errors import (
 )
 from engine_core.grammar import Grammar
 from engine_core.meters import Ending, Meters
-from engine_core.sampling import Sampler
+from engine_core.sampling import Sampler, plain_draw
 from engine_core.scheduler import Scheduler, Sequence, StepRow
 from engine_core.types import (
     ChatTokenizer,
@@ -39,14 +36,6 @@ from engine_core.types import (
     GenerationRequest,
 )
 
-CHUNK = 32
-"""Prompt tokens of one sequence before the next one has its turn."""
-STEP_BUDGET = 64
-"""Tokens of one step, unless more sequences than that generate.
-
-A newcomer waits for the step that is under way. On the edge (built-in model, two cores) 64 tokens
-take 45 ms and 128 take 82, a tenth less for each token.
-"""
 IDLE_SECONDS = 5.0
 """Without work for so long, the model gives back what it holds for the next step."""
 
@@ -63,11 +52,12 @@ class _Job:
             priority=request.priority,
             salt=request.cache_salt,
             deadline=request.deadline,
+            draw=plain_draw(request),
         )
         self.loop = asyncio.get_running_loop()
         # Not bounded, but never longer than the request's max_tokens.
         self.events: asyncio.Queue[Event | ApiError] = asyncio.Queue()
-        # Made at the first token, by the worker.
+        # Made by the worker when it first needs them.
         self.sampler: Sampler | None = None
         self.answer: Answer | None = None
 
@@ -96,6 +86,7 @@ class BatchEngine:
         self.model = model
         self.tokenizer = tokenizer
         self.context_window = 0
+        self.most_requests = 0
         self._load = load
         self._max_waiting = max_waiting
         self._meters = Meters()
@@ -141,12 +132,14 @@ class BatchEngine:
             model, scheduler = self._stepper, self._scheduler
             running, waiting = (scheduler.running, scheduler.waiting) if scheduler else (0, 0)
             computed = scheduler.computed_tokens if scheduler else 0
+            preempted = scheduler.preempted_total if scheduler else 0
         return self._meters.read(
             model=self.model,
             running=running,
             waiting=waiting,
             kv_used_bytes=computed * model.kv_token_bytes if model else 0,
             kv_total_bytes=model.kv_total_bytes if model else 0,
+            preempted_total=preempted,
             memory=model.memory() if model else {},
             details=model.details if model else {},
         )
@@ -217,10 +210,15 @@ class BatchEngine:
             self._loaded.set_exception(_load_error(self.model, error))
         else:
             self.context_window = model.context_window
+            self.most_requests = model.space.free + self._max_waiting
             with self._changed:
                 self._stepper = model
                 self._scheduler = Scheduler(
-                    model.space, max_waiting=self._max_waiting, chunk=CHUNK, budget=STEP_BUDGET
+                    model.space,
+                    max_waiting=self._max_waiting,
+                    chunk=model.step_sizes.chunk,
+                    budget=model.step_sizes.budget,
+                    quiet_budget=model.step_sizes.quiet_budget,
                 )
             self._loaded.set_result(None)
             try:
@@ -271,9 +269,9 @@ class BatchEngine:
     def _step(self, model: BatchModel, scheduler: Scheduler, rows: list[StepRow]) -> None:
         """Compute one step, draw its tokens and hand them out."""
         errors: dict[Sequence, ApiError] = {}
-        logits: list[tuple[StepRow, NDArray[np.float32]]] = []
+        choices: list[tuple[StepRow, Choice]] = []
         try:
-            logits, too_large = compute(model, rows)
+            choices, too_large = compute(model, rows)
             errors = {sequence: _too_large_error(sequence) for sequence in too_large}
         except Exception as error:  # noqa: BLE001 - whatever a step raises, the engine lives on
             _log.error("a step of %d sequences failed", len(rows), exc_info=error)
@@ -284,12 +282,12 @@ class BatchEngine:
         deliveries: Deliveries = [(job, e) for s, e in errors.items() if (job := jobs[s])]
         drawn = 0
         finished: list[_Job] = []
-        for row, values in logits:
+        for row, choice in choices:
             job = jobs[row.sequence]
             if job is None:
                 continue
             try:
-                token, events = self._draw(job, values)
+                token, events = self._draw(job, choice)
             except ApiError as error:
                 deliveries.append((job, error))
                 continue
@@ -310,14 +308,18 @@ class BatchEngine:
         self._settle(finished, "finished")
         self._deliver(deliveries)
 
-    def _draw(self, job: _Job, logits: NDArray[np.float32]) -> tuple[int, list[Event]]:
+    def _draw(self, job: _Job, choice: Choice) -> tuple[int, list[Event]]:
         """Draw a sequence's next token; return it and what there is to tell about it."""
         request = job.request
-        if job.sampler is None or job.answer is None:
-            job.sampler = Sampler(request, len(logits), self.tokenizer)
+        if job.answer is None:
             job.answer = Answer(request, self.tokenizer, self.context_window)
             self._meters.cached(job.sequence.cached)
-        draw = job.sampler.draw(logits)
+        if isinstance(choice, int):
+            draw = Draw(choice)
+        else:
+            if job.sampler is None:
+                job.sampler = Sampler(request, len(choice), self.tokenizer)
+            draw = job.sampler.draw(choice)
         events: list[Event] = []
         if event := job.answer.push(draw):
             events.append(event)

@@ -1,6 +1,7 @@
 """What the batch engine steps, and what becomes of a step that memory does not suffice for."""
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -8,6 +9,19 @@ from numpy.typing import NDArray
 
 from engine_core.errors import StepMemoryError
 from engine_core.scheduler import KVSpace, Sequence, StepRow
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """How many tokens go into a step; see `engine_core.scheduler.Scheduler`."""
+
+    chunk: int
+    budget: int
+    quiet_budget: int
+
+
+Choice = NDArray[np.float32] | int
+"""What a sequence's next token is drawn from, logits `[vocab]`, or that token's id."""
 
 
 class BatchModel(Protocol):
@@ -21,6 +35,11 @@ class BatchModel(Protocol):
     @property
     def space(self) -> KVSpace:
         """Where sequences are placed."""
+        ...
+
+    @property
+    def step_sizes(self) -> StepSizes:
+        """How large its steps should be."""
         ...
 
     @property
@@ -42,11 +61,12 @@ class BatchModel(Protocol):
         """Return where the process's bytes are, in parts; cheap, from any thread."""
         ...
 
-    def step(self, rows: list[StepRow]) -> NDArray[np.float32]:
-        """Compute tokens; return the logits of the rows that want them, `[rows, vocab]`.
+    def step(self, rows: list[StepRow]) -> Iterable[Choice]:
+        """Compute tokens; return logits, or a drawn token, for each row that wants logits.
 
-        The array may be overwritten by the next call. A step that raises has changed nothing
-        before the `begin` of any row.
+        A model may draw for sequences that have a `draw`, and for no others. The logits may be
+        overwritten by the next call. A step that raises has changed nothing before the `begin` of
+        any row.
 
         Raises:
             StepMemoryError: the step needs more memory than there is; a smaller one may not.
@@ -64,14 +84,14 @@ class BatchModel(Protocol):
 
 def compute(
     model: BatchModel, rows: list[StepRow]
-) -> tuple[list[tuple[StepRow, NDArray[np.float32]]], list[Sequence]]:
+) -> tuple[list[tuple[StepRow, Choice]], list[Sequence]]:
     """Step, in halves where memory does not suffice for the whole.
 
     Returns:
-        The rows that want logits with theirs, and the sequences that do not fit at all.
+        The rows that want logits with their choices, and the sequences that do not fit at all.
     """
     try:
-        logits = model.step(rows)
+        choices = model.step(rows)
     except StepMemoryError:
         halves = _halves(rows)
         if halves is None:
@@ -79,10 +99,11 @@ def compute(
         first, without = compute(model, halves[0])
         # The second half of a chunk cannot follow a first half that failed.
         rest = [row for row in halves[1] if row.sequence not in without]
-        kept = [(row, values.copy()) for row, values in first]  # the next step reuses the array
+        # The next step uses the memory of the logits again.
+        kept = [(row, c if isinstance(c, int) else c.copy()) for row, c in first]
         second, more = compute(model, rest) if rest else ([], [])
         return kept + second, without + more
-    return list(zip((row for row in rows if row.wants_logits), logits, strict=True)), []
+    return list(zip((row for row in rows if row.wants_logits), choices, strict=True)), []
 
 
 def _halves(rows: list[StepRow]) -> tuple[list[StepRow], list[StepRow]] | None:

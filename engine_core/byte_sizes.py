@@ -10,12 +10,12 @@ def parse_bytes(text: str) -> int:
     """Return the bytes that a size such as `768MiB` or `1.5 GiB` means.
 
     Raises:
-        ValueError: it is no such size, or none above zero; the message says how to write one.
+        ValueError: it is no such size, or none above zero; the message is what was expected.
     """
     match = _SIZE.fullmatch(text)
     size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not size:
-        raise ValueError(f"expected a size such as 768MiB or 1.5GiB, got '{text}'")
+        raise ValueError("a size with its unit, such as 768MiB or 1.5GiB")
     return size
 
 

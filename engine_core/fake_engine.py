@@ -114,6 +114,7 @@ class FakeEngine:
     ) -> None:
         self.model = model
         self.context_window = context_window
+        self.most_requests = slots + max_waiting
         self.tokenizer = ByteTokenizer()
         self._slots = slots
         self._max_waiting = max_waiting
@@ -187,6 +188,7 @@ class FakeEngine:
             waiting=self._waiting,
             kv_used_bytes=sum(self._kv_tokens.values()) * BYTES_PER_TOKEN,
             kv_total_bytes=self._slots * self.context_window * BYTES_PER_TOKEN,
+            preempted_total=0,
             memory={},
             details={"kind": "fake"},
         )

@@ -1,6 +1,7 @@
 """How much of the machine this process may use at most: memory and processor time."""
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,17 @@ def cpu_limit(cgroups: Path = _CGROUPS, mount: Path = _MOUNT) -> int | None:
         if len(numbers) == 2 and min(numbers) > 0:
             shares.append(numbers[0] / numbers[1])
     return math.ceil(min(shares)) if shares else None
+
+
+def threads_fault(threads: int) -> str | None:
+    """Return why so many threads make no sense on this machine, or None if they do.
+
+    Threads beyond its processors wait for each other in every product of a step.
+    """
+    most = os.cpu_count() or 1
+    if threads <= most:
+        return None
+    return f"{threads} threads are more than the processors of this machine; give at most {most}"
 
 
 def _folders(controller: str, cgroups: Path, mount: Path) -> Iterator[tuple[Path, int]]:

@@ -99,6 +99,7 @@ class Meters:
         waiting: int,
         kv_used_bytes: int,
         kv_total_bytes: int,
+        preempted_total: int,
         memory: dict[str, int],
         details: dict[str, str | int | float | bool],
     ) -> EngineStats:
@@ -118,6 +119,7 @@ class Meters:
                 cancelled_total=self._cancelled,
                 failed_total=self._failed,
                 cached_prompt_tokens_total=self._cached,
+                preempted_total=preempted_total,
                 uptime_seconds=time.monotonic() - self._began,
                 memory=memory,
                 details=details,

@@ -132,7 +132,11 @@ class ModelStore:
             try:
                 return self.find(name)  # another process has fetched it while this one waited
             except _AbsentError:
-                self._fetch(name, progress=progress, source=source)
+                try:
+                    self._fetch(name, progress=progress, source=source)
+                except (KeyboardInterrupt, SystemExit):
+                    say(f"Interrupted: {_what_is_kept(name)}")
+                    raise
             return self.find(name)
 
     def entries(self) -> list[StoreEntry]:
@@ -271,6 +275,12 @@ class ModelStore:
     def _builds_at(self, place: Path) -> list[Path]:
         prefix = f"{self._slug(place)}-"
         return [path for path in _folders(self.root / "builds") if path.name.startswith(prefix)]
+
+
+def _what_is_kept(name: str) -> str:
+    if name == BUILTIN:
+        return f"nothing of the download is kept; the next start fetches {name} again"
+    return f"what has arrived of {name} is kept, and the next start goes on from there"
 
 
 def _absent(name: str) -> _AbsentError:

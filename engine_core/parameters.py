@@ -44,7 +44,7 @@ def _ignored(name: str, note: str) -> Parameter:
 _SAMPLING = (
     _yes("frequency_penalty", "-2 to 2"),
     _yes("logit_bias", "up to 300 token ids of the model, each -100 to 100"),
-    _yes("n", "1 to 16; the seed of choice *i* is `seed` + *i*"),
+    _yes("n", "1 to 16, no more than fit at once (below); the seed of choice *i* is `seed` + *i*"),
     _yes("presence_penalty", "-2 to 2"),
     _yes("seed", "the same seed gives the same text, whatever else the engine is doing"),
     _yes("stop", "up to 4 texts of 1 to 64 characters"),

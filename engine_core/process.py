@@ -13,13 +13,14 @@ import stat
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, TypeVar
 
 from aiohttp import web
 
 from engine_core import lifeline, standard_streams
 from engine_core.errors import ModelError, TidegateError
 from engine_core.http_log import http_log
+from engine_core.machine_limits import threads_fault
 from engine_core.server import make_app
 from engine_core.stop_signals import stop_signals
 from engine_core.types import Engine
@@ -38,6 +39,8 @@ _INTERRUPT_SECONDS = 0.2
 """The same while the model is still loading, which does not look at anything."""
 _BACKLOG = 128
 
+T = TypeVar("T")
+
 _log = logging.getLogger("tidegate.engine")
 
 
@@ -55,7 +58,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="longest sequence, prompt and answer together (default: the engine's choice)",
     )
-    parser.add_argument("--threads", type=positive, help="CPU threads (default: physical cores)")
+    parser.add_argument(
+        "--threads",
+        type=_threads,
+        help="CPU threads, at most one per processor (default: physical cores)",
+    )
     parser.add_argument(
         "--max-waiting",
         type=positive,
@@ -74,6 +81,26 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
+
+
+def from_text(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser for argparse; that given raises `ValueError` with what it expected."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"expected {error}, got '{text}'") from None
+
+    return parsed
+
+
+def _threads(text: str) -> int:
+    """Parse a number of threads, for argparse."""
+    threads = positive(text)
+    if fault := threads_fault(threads):
+        raise argparse.ArgumentTypeError(fault)
+    return threads
 
 
 def run_command(command: Callable[[], int]) -> int:

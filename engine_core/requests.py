@@ -145,8 +145,20 @@ def _generations(
     logprobs: int | None,
     grammar: Grammar | None,
 ) -> tuple[GenerationRequest, ...]:
-    """Return a request for each choice; they differ in nothing but their seeds."""
+    """Return a request for each choice; they differ in nothing but their seeds.
+
+    Raises:
+        InvalidRequestError: the engine could never hold so many at once, or a biased id is wrong.
+    """
     chat = isinstance(request, ChatRequest)
+    choices = request.n or 1
+    if choices > engine.most_requests:
+        raise InvalidRequestError(
+            f"'n' is at most {engine.most_requests} on this engine: so many requests, running and "
+            "waiting, are all that it holds at once. Ask for fewer choices.",
+            param="n",
+            code="too_many_choices",
+        )
     id_ = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     given = {name: v for name in _SAMPLING if (v := getattr(request, name)) is not None}
@@ -170,7 +182,7 @@ def _generations(
             priority=urgency.priority,
             deadline=urgency.deadline,
         )
-        for choice in range(request.n or 1)
+        for choice in range(choices)
     )
 
 

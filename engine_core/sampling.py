@@ -19,6 +19,7 @@ not among the likeliest ones, and a grammar or a bias does not make a token look
 the model finds it.
 """
 
+import secrets
 from typing import cast
 
 import numpy as np
@@ -26,12 +27,32 @@ from numpy.typing import NDArray
 
 from engine_core.answer import Draw
 from engine_core.errors import EngineFailureError
-from engine_core.types import ChatTokenizer, GenerationRequest, TokenLogprob
+from engine_core.types import (
+    ChatTokenizer,
+    GenerationRequest,
+    Sampling,
+    TokenDraw,
+    TokenLogprob,
+)
 
 _BLOCK = 256
-_GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5
 """Temperatures under this are 0 for vLLM too; float32 would not tell the quotients apart."""
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+def plain_draw(request: GenerationRequest) -> TokenDraw | None:
+    """Return what a request's tokens can be drawn with from logits alone, None if it takes more.
+
+    A request without a seed gets one that nobody knows.
+    """
+    how = request.sampling
+    plain = Sampling(temperature=how.temperature, seed=how.seed)
+    if how != plain or request.logprobs is not None or request.grammar is not None:
+        return None
+    greedy = how.temperature < GREEDY_BELOW
+    seed = secrets.randbits(64) if how.seed is None else how.seed & (2**64 - 1)
+    return TokenDraw(0.0, 0) if greedy else TokenDraw(how.temperature, seed)
 
 
 class Sampler:
@@ -81,7 +102,7 @@ class Sampler:
                 "The model produced logits that are not finite; "
                 "if that repeats, run it in a wider number type such as float32."
             )
-        greedy = self._sampling.temperature < _GREEDY_BELOW
+        greedy = self._sampling.temperature < GREEDY_BELOW
         token = top if greedy else self._random_token(scores)
         self._counts[token] += 1
         if self._matcher:

@@ -13,7 +13,7 @@ from itertools import chain, groupby
 from typing import Protocol
 
 from engine_core.errors import OverloadedError
-from engine_core.types import PRIORITIES
+from engine_core.types import PRIORITIES, TokenDraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class KVSpace(Protocol):
 
     @property
     def free(self) -> int:
-        """How many sequences could be admitted now, at least."""
+        """How many sequences could be admitted now, if they are short."""
         ...
 
     def admit(self, tokens: list[int], salt: str) -> Placement | None:
@@ -38,6 +38,17 @@ class KVSpace(Protocol):
         Args:
             tokens: The sequence so far, at least one token. At least the last is left to compute.
             salt: Only what a sequence of the same salt has left may be used again.
+        """
+        ...
+
+    def grow(self, place: int, length: int) -> bool:
+        """Make room for so many tokens in all; return whether there is.
+
+        For a sequence that is alone there always is, up to the longest one.
+
+        Args:
+            place: Where `admit` has put the sequence.
+            length: Its tokens with those of the next step.
         """
         ...
 
@@ -61,12 +72,19 @@ class Sequence:
         priority: Smaller goes first; a value of `PRIORITIES`.
         salt: See `KVSpace.admit`.
         deadline: When it is of no use any more, in seconds on the caller's clock; None for never.
+        draw: What its tokens can be drawn with from logits alone, for models that do it themselves;
+            None where it takes more.
     """
 
     tokens: list[int]
     priority: int = PRIORITIES["standard"]
     salt: str = ""
     deadline: float | None = None
+    draw: TokenDraw | None = None
+    arrival: int = field(default=0, init=False)
+    """Its number, in the order in which sequences were added."""
+    preempted: bool = field(default=False, init=False)
+    """Whether it once had to make room and begin anew."""
     cached: int = field(default=0, init=False)
     """Tokens of the prompt that did not have to be computed."""
     computed: int = field(default=0, init=False)
@@ -76,7 +94,7 @@ class Sequence:
     left: bool = field(default=False, init=False)
     """Finished, failed or cancelled: nothing more is computed for it."""
     prompt_tokens: int = field(init=False)
-    """How many of the tokens are the prompt."""
+    """How many of the tokens are the prompt; after making room, all that there were then."""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
@@ -112,21 +130,38 @@ class Scheduler:
     few steps. What a step has room for beyond one round goes to those that have more to compute,
     and only what they leave to the next priority.
 
+    Where a sequence that generates finds no room to grow, the latest one of the lowest priority
+    makes room: it waits again, at the head of its list, and its tokens are computed anew.
+
     Args:
         space: Where sequences are placed.
         max_waiting: Sequences that may wait when no place is free; more are refused.
         chunk: Prompt tokens that one sequence gets before the next one has its turn.
         budget: Tokens of one step, at least `chunk`. Every sequence that generates takes part
             whatever the budget, and one chunk does.
+        quiet_budget: The same for a step that holds up no sequence that generates; None for no
+            more than `budget`.
     """
 
-    def __init__(self, space: KVSpace, *, max_waiting: int, chunk: int, budget: int) -> None:
+    def __init__(
+        self,
+        space: KVSpace,
+        *,
+        max_waiting: int,
+        chunk: int,
+        budget: int,
+        quiet_budget: int | None = None,
+    ) -> None:
         if not 0 < chunk <= budget:
             raise ValueError(f"a budget of {budget} tokens has no room for a chunk of {chunk}")
         self._space = space
         self._max_waiting = max_waiting
         self._chunk = chunk
         self._budget = budget
+        self._quiet_budget = quiet_budget or budget
+        self._added = 0
+        self.preempted_total = 0
+        """How often a sequence had to make room."""
         self._waiting: dict[int, deque[Sequence]] = {}
         # In the order in which they get their chunks inside a priority.
         self._placed: dict[Sequence, None] = {}
@@ -159,6 +194,8 @@ class Scheduler:
             raise OverloadedError(
                 f"{waiting} requests are waiting already; try again later.", code="queue_full"
             )
+        self._added += 1
+        sequence.arrival = self._added
         self._waiting.setdefault(sequence.priority, deque()).append(sequence)
 
     def late(self, now: float) -> list[Sequence]:
@@ -190,8 +227,8 @@ class Scheduler:
         Sequences that generate come first. `computed` must follow before the next plan.
         """
         self._admit()
-        rows = [_row(s, s.computed + 1) for s in self._placed if s.decoding]
-        rows += self._chunks(self._budget - len(rows))
+        rows = list(self._decode_rows())
+        rows += self._chunks(self._budget - len(rows) if rows else self._quiet_budget)
         self._in_step = frozenset(row.sequence for row in rows)
         return rows
 
@@ -221,8 +258,28 @@ class Scheduler:
                     return  # nobody behind it may take the room that it is waiting for
                 queue.popleft()
                 sequence.place = placement.place
-                sequence.cached = sequence.computed = placement.cached
+                sequence.computed = placement.cached
+                if not sequence.preempted:
+                    sequence.cached = placement.cached
                 self._placed[sequence] = None
+
+    def _decode_rows(self) -> Iterator[StepRow]:
+        """Yield a row for every sequence that generates and has, or is made, room for it."""
+        for sequence in sorted((s for s in self._placed if s.decoding), key=_worth):
+            while sequence.place is not None:
+                if self._space.grow(sequence.place, len(sequence.tokens)):
+                    yield _row(sequence, len(sequence.tokens))
+                    break
+                # Nobody who has a row in this step: those are worth more.
+                self._preempt(max(self._placed, key=_worth))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        sequence.computed = 0
+        sequence.prompt_tokens = len(sequence.tokens)
+        sequence.preempted = True
+        self.preempted_total += 1
+        self._waiting.setdefault(sequence.priority, deque()).appendleft(sequence)
 
     def _chunks(self, budget: int) -> list[StepRow]:
         """Share the budget between unfinished prompts, a chunk at a time."""
@@ -276,6 +333,11 @@ class Scheduler:
 
 def _priority(sequence: Sequence) -> int:
     return sequence.priority
+
+
+def _worth(sequence: Sequence) -> tuple[int, int]:
+    """Return what sorts sequences from the last to make room to the first."""
+    return sequence.priority, sequence.arrival
 
 
 def _row(sequence: Sequence, end: int) -> StepRow:

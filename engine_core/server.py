@@ -33,10 +33,11 @@ COMPILERS = 2
 _LOCAL_HOST = re.compile(
     r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE
 )
-_PATHS = (
-    "This engine has POST /v1/chat/completions, /v1/completions and /engine/pressure, and GET "
-    "/v1/models, /engine/health and /engine/stats."
+PATHS = (
+    "POST /v1/chat/completions, /v1/completions and /engine/pressure, and GET "
+    "/v1/models, /engine/health and /engine/stats"
 )
+"""What an engine answers, for whoever knocks elsewhere."""
 
 _log = logging.getLogger("tidegate.engine")
 
@@ -244,12 +245,20 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         answer.headers["Allow"] = error.headers["Allow"]
         return answer
     except web.HTTPException as error:
-        return _error(InvalidRequestError(f"{error.reason}. {_PATHS}", status=error.status))
+        return _error(_http_error(error))
     except ConnectionResetError:
         raise  # the client is gone; there is nobody to answer
     except Exception:  # noqa: BLE001 - a client is never shown a traceback
         _log.exception("%s %s failed", request.method, request.rel_url.raw_path)
         return _error(EngineFailureError("The engine's server failed; its log says more."))
+
+
+def _http_error(error: web.HTTPException) -> ApiError:
+    if error.status == 404:
+        return InvalidRequestError(
+            f"This engine does not offer this path; it has {PATHS}.", status=404, code="not_found"
+        )
+    return InvalidRequestError(f"{error.reason}.", status=error.status)
 
 
 @web.middleware

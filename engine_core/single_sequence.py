@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_core.batch_model import StepSizes
 from engine_core.scheduler import Placement, StepRow
 
 
@@ -25,6 +26,10 @@ class StepModel(Protocol):
     @property
     def details(self) -> dict[str, str | int | float | bool]:
         """What only this model has to say in stats: device, precision, provider."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Return where the process's bytes are, in parts; cheap, from any thread."""
         ...
 
     def reset(self) -> None:
@@ -57,6 +62,7 @@ class SingleSequenceModel:
         self.kv_token_bytes = model.kv_token_bytes
         self.kv_total_bytes = model.kv_token_bytes * model.context_window
         self.details = model.details
+        self.step_sizes = StepSizes(chunk=32, budget=32, quiet_budget=32)
 
     @property
     def space(self) -> "_OnePlace":
@@ -64,8 +70,8 @@ class SingleSequenceModel:
         return self._space
 
     def memory(self) -> dict[str, int]:
-        """Return nothing: such models do not know where their bytes are."""
-        return {}
+        """Return where the process's bytes are, as the model knows."""
+        return self._model.memory()
 
     def step(self, rows: list[StepRow]) -> NDArray[np.float32]:
         """Compute one row; return its logits `[1, vocab]`, or none if it does not want them."""
@@ -96,6 +102,9 @@ class _OnePlace:
             return None
         self.free = 0
         return Placement(0, 0)
+
+    def grow(self, place: int, length: int) -> bool:  # noqa: ARG002
+        return True
 
     def release(self, place: int, tokens: list[int], generated: int) -> None:  # noqa: ARG002
         self.free = 1

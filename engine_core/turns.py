@@ -69,12 +69,24 @@ def _turn(
 
 def _text(where: str, message: Message) -> str:
     if isinstance(message.content, list):
-        for part in message.content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise _unsupported(f"{where}.content", "parts that are not text")
+        for at, part in enumerate(message.content):
+            _check_part(f"{where}.content[{at}]", part)
     elif message.content is None and not message.tool_calls:
         raise InvalidRequestError(f"'{where}.content' is missing.", param=f"{where}.content")
     return message.text()
+
+
+def _check_part(where: str, part: dict[str, Any]) -> None:
+    if not isinstance(part.get("type"), str):
+        raise InvalidRequestError(f"'{where}.type' must be text.", param=f"{where}.type")
+    if part["type"] != "text":
+        raise InvalidRequestError(
+            f"This model reads text only, and '{where}' is no text; leave it out.",
+            param=where,
+            code="unsupported_parameter",
+        )
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequestError(f"'{where}.text' must be text.", param=f"{where}.text")
 
 
 def _calls(

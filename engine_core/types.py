@@ -37,6 +37,19 @@ class Sampling:
     """Token ids and what is added to their logits, -100 to 100, before everything else."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenDraw:
+    """All it takes to draw a sequence's tokens from its logits alone.
+
+    Args:
+        temperature: 0 for the likeliest token.
+        seed: 0 to 2**64 - 1; the same seed draws the same tokens at the same places.
+    """
+
+    temperature: float
+    seed: int
+
+
 PRIORITIES: Mapping[str, int] = MappingProxyType(
     {"critical": 0, "standard": 1, "sheddable": 2, "batch": 3}
 )
@@ -125,7 +138,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     kv_used_bytes: int
+    """Keys and values of the running requests' tokens; what is kept for later ones is not in it."""
     kv_total_bytes: int
+    """Most that keys and values may take, of running requests and kept."""
     rss_bytes: int
     tokens_per_second: float
     """Generated tokens in the last 10 s, per second."""
@@ -136,8 +151,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     uptime_seconds: float
     cached_prompt_tokens_total: int = 0
     """Prompt tokens whose keys and values an earlier request had left."""
+    preempted_total: int = 0
+    """How often a sequence had to make room for others and begin anew."""
     memory: dict[str, int] = {}
-    """Where the process's bytes are; the parts add up to about `rss_bytes`."""
+    """Where the process's bytes are; the parts add up to about `rss_bytes`. `kv` among them is
+    all that is resident of keys and values: those of running requests and those that are kept."""
     details: dict[str, str | int | float | bool] = {}
     """What only this kind of engine has: provider, precision, device, step mode."""
 
@@ -242,6 +260,14 @@ class Engine(Protocol):
     @property
     def context_window(self) -> int:
         """Most tokens, prompt and answer together, of one sequence; known after `start`."""
+        ...
+
+    @property
+    def most_requests(self) -> int:
+        """Most requests that it holds at once, running and waiting; known after `start`.
+
+        More together would be refused however often they are tried.
+        """
         ...
 
     async def start(self) -> None:

@@ -3,7 +3,6 @@
 The type says what a value may be and how large; see `policies.yaml_scalars` for the scalars.
 """
 
-import difflib
 from collections.abc import Callable, Iterable
 from collections.abc import Mapping as Map
 from typing import Any, ClassVar, TypeVar, cast
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from msgspec import inspect
 
 from policies.errors import Problem, YamlProblems
-from policies.yaml_scalars import describe, misfit, resolve
+from policies.yaml_scalars import describe, did_you_mean, misfit, resolve
 from policies.yaml_tree import Broken, Mapping, Node, Scalar, Sequence, parse
 
 T = TypeVar("T")
@@ -82,9 +81,7 @@ def load(
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Return `; did you mean 'x'?`, or else what there is to choose from."""
     names = sorted(valid)
-    if close := difflib.get_close_matches(word, names, n=1):
-        return f"; did you mean '{close[0]}'?"
-    return f"; valid: {', '.join(names)}"
+    return did_you_mean(word, names) or f"; valid: {', '.join(names)}"
 
 
 class _MisfitError(Exception):

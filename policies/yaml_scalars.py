@@ -7,6 +7,7 @@ among it YAML 1.1's surprises `on`, `010` and `1:30`.
 import difflib
 import math
 import re
+from collections.abc import Iterable
 from typing import cast
 
 from msgspec import inspect
@@ -74,13 +75,19 @@ def misfit(value: Value, info: inspect.Type) -> tuple[str, str] | None:
             raise TypeError(f"the YAML reader has no rule for {info}")
 
 
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or nothing if no valid word is near; capitals do not matter."""
+    names = {name.lower(): name for name in sorted(valid)}
+    close = difflib.get_close_matches(word.lower(), names, n=1)
+    return f"; did you mean '{names[close[0]]}'?" if close else ""
+
+
 def _misfit_literal(value: Value, info: inspect.LiteralType) -> tuple[str, str] | None:
     if not isinstance(value, bool) and value in info.values:
         return None
     words = [str(choice) for choice in info.values]
-    close = difflib.get_close_matches(str(value), words, n=1)
     one_of = "one of " if len(words) > 1 else ""
-    return one_of + ", ".join(words), f"; did you mean '{close[0]}'?" if close else ""
+    return one_of + ", ".join(words), did_you_mean(str(value), words)
 
 
 def _within(value: float, info: inspect.IntType | inspect.FloatType) -> bool:

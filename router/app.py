@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -91,11 +91,11 @@ class Daemon:
             site = await self._listen(runner)
             for child in self._children:
                 child.start()
-            announcement = asyncio.create_task(self._announce(_url(runner), targets))
+            announcing = asyncio.create_task(self._announce(_url(runner), targets))
             try:
                 await self._stop.wait()
             finally:
-                announcement.cancel()
+                announcing.cancel()
             await self._drain(door, site)
 
     def stop(self) -> None:
@@ -136,6 +136,7 @@ class Daemon:
             environment=environment,
             on_restart=lambda reason: self._metrics.engine_restarted(name, reason),
             on_ready=lambda up: self._metrics.engine_up(name, up),
+            on_stats=lambda stats: self._metrics.engine_stats(name, stats),
         )
 
     def _decide(
@@ -165,13 +166,7 @@ class Daemon:
         log.info("listening on %s; waiting for the engines", url)
         for child in self._children:
             await child.settled.wait()
-        lines = [f"Tidegate answers at {url}/v1"]
-        for target in targets.values():
-            condition = target.condition
-            lines.append(f"  {target.name} ({target.tier}, {condition.model}): {condition.reason}")
-        if any(target.condition.state == "ready" for target in targets.values()):
-            lines += ["Try it:", f"  {example(url)}"]
-        sys.stderr.write("\n" + "\n".join(lines) + "\n\n")
+        sys.stderr.write(f"\n{announcement(url, targets.values())}\n\n")
         sys.stderr.flush()
 
     async def _drain(self, door: Door, site: web.TCPSite) -> None:
@@ -194,6 +189,26 @@ class Daemon:
 
     async def _stop_children(self) -> None:
         await asyncio.gather(*(child.stop() for child in self._children))
+
+
+def announcement(url: str, targets: Iterable[Target]) -> str:
+    """Return what a person reads once every target has settled: who answers, or why nobody does."""
+    ready = False
+    lines = []
+    for target in targets:
+        condition = target.condition
+        ready = ready or condition.state == "ready"
+        lines.append(f"  {target.name} ({target.tier}, {condition.model}): {condition.reason}")
+    if ready:
+        return "\n".join([f"Tidegate answers at {url}/v1", *lines, "Try it:", f"  {example(url)}"])
+    return "\n".join(
+        [
+            f"Tidegate runs, but nothing can answer at {url}/v1: no engine could start",
+            *lines,
+            "A start is tried again every now and then, which helps once what is missing is there.",
+            "After a change of the configuration, stop Tidegate (Ctrl-C, SIGTERM) and start it again.",
+        ]
+    )
 
 
 def example(url: str) -> str:

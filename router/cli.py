@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class _Commands(click.Group):
-    """Commands that say in one line that their output has no room; click sees to a closed pipe."""
+    """Commands that say in one line that their output has no room; click sees to a closed pipe.
+
+    Ctrl-C ends them with a shell's exit code for it. Whoever was at work has said what is kept.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -30,6 +34,8 @@ class _Commands(click.Group):
             if error.errno not in _UNWRITABLE:
                 raise
             raise click.ClickException(f"cannot write: {error.strerror}") from None
+        except KeyboardInterrupt:
+            ctx.exit(128 + signal.SIGINT)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine_core.byte_sizes import parse_bytes
 from engine_core.errors import ModelError, TidegateError
+from engine_core.ladder import DEFAULT_LADDER, Ladder
+from engine_core.machine_limits import threads_fault
+from engine_core.memory_size import STEP_LEAST, MemorySize
 from engine_core.model_names import is_local, local_path
 from engine_core.model_names import name_fault as model_fault
 from engine_core.models import BUILTIN
@@ -25,9 +27,15 @@ ENVIRONMENT = "TIDEGATE_CONFIG"
 SYSTEM_FILE = Path("/etc/tidegate/config.yaml")
 MIB = 1024 * 1024
 
-_EDGE_ENGINE_ONLY = ("slots", "kv", "kv_memory", "step_memory")
-_CLOUD_ENGINE_ONLY = ("device", "dtype")
-_ENGINE_ONLY = ("threads", "max_waiting", *_EDGE_ENGINE_ONLY, *_CLOUD_ENGINE_ONLY)
+_EDGE_ENGINE_ONLY = ("slots", "kv", "step_memory")
+_CLOUD_ENGINE_ONLY = ("max_running", "device", "dtype", "weights", "graphs", "ladder")
+_ENGINE_ONLY = (
+    "threads",
+    "max_waiting",
+    "kv_memory",
+    *_EDGE_ENGINE_ONLY,
+    *_CLOUD_ENGINE_ONLY,
+)
 _URL_ONLY = ("key_file", "key_env", "insecure")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 """Capitals only: many keys (`hf_…`, `gsk_…`) would pass for a name in small letters."""
@@ -68,10 +76,14 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: Count = 64
     slots: Count | None = None
     kv: Literal["float32", "int8"] = "float32"
-    kv_memory: Text | None = None
-    step_memory: Text | None = None
+    kv_memory: MemorySize | None = None
+    step_memory: MemorySize | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["auto", "int8", "int8-all"] = "auto"
+    max_running: Count | None = None
+    graphs: Literal["auto", "off"] = "auto"
+    ladder: Ladder = DEFAULT_LADDER
     key_file: Text | None = None
     key_env: Text | None = None
     insecure: bool = False
@@ -225,7 +237,7 @@ def _check_target(target: TargetConfig, spot: Spot, folder: Path) -> None:
         if target.engine and target.engine != engine:
             for key in filter(spot.has, keys):
                 spot.problem(f"'{key}' is only for engine: {engine}", key)
-    _check_sizes(target, spot)
+    _check_machine(target, spot)
     if target.engine in ("edge", "cloud"):
         _check_model(target, spot, folder)
     if target.url and (fault := url_fault(target.url, insecure=target.insecure)):
@@ -233,13 +245,16 @@ def _check_target(target: TargetConfig, spot: Spot, folder: Path) -> None:
     _check_key(target, spot, folder)
 
 
-def _check_sizes(target: TargetConfig, spot: Spot) -> None:
-    for key, size in (("kv_memory", target.kv_memory), ("step_memory", target.step_memory)):
-        if size is not None:
-            try:
-                parse_bytes(size)
-            except ValueError as error:
-                spot.problem(str(error), key)
+def _check_machine(target: TargetConfig, spot: Spot) -> None:
+    """Check what a child engine asks of this machine, as the engine will when it starts."""
+    # What a GPU has only its engine knows.
+    on_host = target.engine != "cloud" or target.device == "cpu"
+    if on_host and target.kv_memory and (fault := target.kv_memory.fault()):
+        spot.problem(fault, "kv_memory")
+    if target.step_memory and (fault := target.step_memory.fault(least=STEP_LEAST)):
+        spot.problem(fault, "step_memory")
+    if target.threads and (fault := threads_fault(target.threads)):
+        spot.problem(fault, "threads")
 
 
 def _check_model(target: TargetConfig, spot: Spot, folder: Path) -> None:

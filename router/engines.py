@@ -1,5 +1,6 @@
 """Child engines as the configuration describes them: their command and their environment."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -8,6 +9,8 @@ from pathlib import Path
 from router.config import TargetConfig
 
 _MODULES = {"edge": "edge_engine", "cloud": "cloud_engine", "fake": "engine_core.fake_engine"}
+_CLEANUP_SECONDS = 3.0
+"""What an interrupted builder gets to clear away what it has half done."""
 
 
 def serve_command(target: TargetConfig, socket: Path) -> list[str]:
@@ -24,13 +27,17 @@ def serve_command(target: TargetConfig, socket: Path) -> list[str]:
     if target.slots is not None:
         command += ["--slots", str(target.slots)]
     if target.kv_memory is not None:
-        command += ["--kv-memory", target.kv_memory]
+        command += ["--kv-memory", str(target.kv_memory)]
     if target.step_memory is not None:
-        command += ["--step-memory", target.step_memory]
+        command += ["--step-memory", str(target.step_memory)]
     if target.engine == "edge":
         command += ["--kv", target.kv]
     if target.engine == "cloud":
         command += ["--device", target.device, "--dtype", target.dtype]
+        command += ["--weights", target.weights, "--graphs", target.graphs]
+        command += ["--ladder", str(target.ladder)]
+        if target.max_running is not None:
+            command += ["--max-running", str(target.max_running)]
     return command
 
 
@@ -55,7 +62,13 @@ def run_build(
     with subprocess.Popen(
         build_command(model, precision, kv), stdin=subprocess.PIPE, stdout=stdout
     ) as process:
-        return process.wait()
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # The terminal has interrupted the builder as well, which says what it keeps.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_CLEANUP_SECONDS)
+            raise
 
 
 def engine_environment(

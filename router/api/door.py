@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from engine_core.errors import ApiError, InvalidRequestError, OverloadedError
+from engine_core.errors import ApiError, InvalidRequestError
 from engine_core.http_log import http_log
 from engine_core.urgency import read_urgency
 from router.api.call import CHAT, COMPLETIONS, Call, Route
@@ -167,7 +167,7 @@ class Door:
 
     async def _read(self, request: web.Request, route: Route, record: RequestRecord) -> Call:
         if self.in_flight.draining:
-            raise OverloadedError("Tidegate is shutting down.", code="draining")
+            raise _draining()
         if request.content_type != "application/json":
             # Also what keeps a web page from posting here without asking the browser first.
             raise InvalidRequestError("The Content-Type must be application/json.", status=415)
@@ -199,10 +199,8 @@ class Door:
         return decision
 
     def _out_of_time(self) -> UpstreamFailure:
-        if self.in_flight.draining:
-            return UpstreamFailure(
-                Outcome.TIMEOUT_TOTAL, "Tidegate is shutting down.", status=503, code="draining"
-            )
+        if self.in_flight.cutting:
+            return _draining()
         return UpstreamFailure(
             Outcome.TIMEOUT_TOTAL, f"The answer took longer than {TOTAL_SECONDS:g} s."
         )
@@ -251,6 +249,10 @@ class Door:
         return web.Response(
             body=self._metrics.render(), headers={"Content-Type": self._metrics.content_type}
         )
+
+
+def _draining() -> UpstreamFailure:
+    return UpstreamFailure(Outcome.DRAINING, "Tidegate is shutting down.")
 
 
 def _too_large(limit: int) -> InvalidRequestError:

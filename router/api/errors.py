@@ -16,6 +16,12 @@ log = logging.getLogger("tidegate.api")
 
 OUR_FAULT = "Tidegate failed; its log says why."
 
+PATHS = (
+    "POST /v1/chat/completions and /v1/completions, and GET /v1/models, /v1/models/{model}, "
+    "/healthz, /readyz and /metrics"
+)
+"""What the door answers, for whoever knocks elsewhere."""
+
 RETRY_AFTER_SECONDS = 2
 """Asked of clients when nobody knows better: about what a restarted engine needs."""
 
@@ -73,7 +79,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 def _http_error(request: web.Request, error: web.HTTPException) -> ApiError:
     if error.status == 404:
         return InvalidRequestError(
-            "There is nothing at this path; the API is under /v1.", status=404, code="not_found"
+            f"Tidegate does not offer this path; it has {PATHS}.", status=404, code="not_found"
         )
     if error.status == 405:
         return InvalidRequestError(

@@ -11,6 +11,8 @@ class InFlight:
     def __init__(self) -> None:
         self.draining = False
         """Set when the daemon is stopping: no new request is taken."""
+        self.cutting = False
+        """Set when the drain is over: what still runs is ended."""
         self._timers: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -36,6 +38,7 @@ class InFlight:
 
     def cut(self) -> None:
         """Let every timer fire now: requests end with an error their clients can read."""
+        self.cutting = True
         now = asyncio.get_running_loop().time()
         for timer in self._timers:
             if not timer.expired():

@@ -22,7 +22,6 @@ AUTO = "auto"
 
 _FIELD = {
     "json": "response_format",
-    "images": "messages",
     "audio": "audio",
     "prompts": "prompt",
     "custom_tools": "tools",
@@ -163,6 +162,14 @@ def _window(target: TargetInfo) -> float:
 
 def _refusal(view: RequestView, allowed: Sequence[TargetInfo]) -> InvalidRequestError:
     need = _lacking(view, allowed[0]).split(", ")[0]
+    if need in view.parts:
+        part = view.parts[need]
+        return InvalidRequestError(
+            f"No target that may answer this request reads {need}, and '{part}' is no text; leave "
+            "it out, or configure a target that does.",
+            param=part,
+            code="unsupported_parameter",
+        )
     field = _FIELD.get(need, need)
     return InvalidRequestError(
         f"No target that may answer this request supports '{field}' with this value; "

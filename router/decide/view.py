@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -39,17 +38,20 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
         needs: What a target must be able to do beyond answering text with text: `tools`,
             `custom_tools`, `functions`, `json`, `images`, `audio`, `logprobs`, `n`, `logit_bias`,
             `web_search`, `moderation`, `suffix`, `echo`, `best_of`, `prompts`.
+        parts: Of the needs `images` and `audio`, where in the body the first such part is.
     """
 
     ask: str
     prompt_tokens: int
     new_tokens: int | None = None
     needs: frozenset[str] = frozenset()
+    parts: dict[str, str] = {}
 
 
 def view_chat(request: ChatRequest) -> RequestView:
     """Return the view of a chat request."""
     texts = [message.text() for message in request.messages]
+    parts = _first_parts(request.messages)
     return RequestView(
         ask=_ask(request.messages, texts),
         prompt_tokens=_tokens(texts),
@@ -60,10 +62,10 @@ def view_chat(request: ChatRequest) -> RequestView:
                 "custom_tools": _uses_custom_tools(request),
                 "functions": _uses_functions(request),
                 "json": (request.response_format or {}).get("type", "text") != "text",
-                "images": "image" in (kinds := _part_kinds(request.messages)),
+                "images": "images" in parts,
                 "audio": request.audio is not None
                 or request.modalities not in (None, ["text"])
-                or "audio" in kinds,
+                or "audio" in parts,
                 "logprobs": bool(request.logprobs or request.top_logprobs),
                 "n": (request.n or 1) > 1,
                 "logit_bias": bool(request.logit_bias),
@@ -71,6 +73,7 @@ def view_chat(request: ChatRequest) -> RequestView:
                 "moderation": request.moderation is not None,
             }
         ),
+        parts=parts,
     )
 
 
@@ -132,17 +135,18 @@ def _uses_functions(request: ChatRequest) -> bool:
     )
 
 
-def _part_kinds(messages: Iterable[Message]) -> set[str]:
-    """Return `image` and `audio` if a message holds such a part; a file counts as an image."""
-    types: set[Any] = {
-        part.get("type")
-        for message in messages
-        if isinstance(message.content, list)
-        for part in message.content
-        if isinstance(part.get("type"), str)
-    }
-    audio = {"audio"} if "input_audio" in types else set()
-    return audio | ({"image"} if types - {"text", "input_audio"} else set())
+def _first_parts(messages: Iterable[Message]) -> dict[str, str]:
+    """Return where the first part is that needs `images` or `audio`; a file counts as an image."""
+    first: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        if not isinstance(message.content, list):
+            continue
+        for at, part in enumerate(message.content):
+            kind = part.get("type")
+            if isinstance(kind, str) and kind != "text":
+                need = "audio" if kind == "input_audio" else "images"
+                first.setdefault(need, f"messages[{index}].content[{at}]")
+    return first
 
 
 def _named(needs: dict[str, bool]) -> frozenset[str]:

@@ -18,6 +18,7 @@ class Outcome(StrEnum):
     MEM_REJECT = "mem_reject"
     QUEUE_FULL = "queue_full"
     DEADLINE = "deadline"
+    DRAINING = "draining"
     NO_TARGET = "no_target"
     POLICY_DENY = "policy_deny"
 
@@ -36,10 +37,16 @@ FAILS_OVER = frozenset(
 """Endings of a try after which another target may do better, if nothing reached the client.
 
 The total timeout and the client's deadline are not among them: the time is spent on any target.
+Nor is draining, which is the router's own end.
 """
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 """OpenAI's error code of a prompt that the target's context window cannot hold."""
+
+TOO_MANY_CHOICES = "too_many_choices"
+"""Error code of our engines for more choices than the target can hold at once."""
+_ONLY_HERE = frozenset({CONTEXT_LENGTH_EXCEEDED, TOO_MANY_CHOICES})
+"""Codes of refusals that depend on the target's size."""
 
 _STATUS = {
     Outcome.UPSTREAM_ERROR: 502,
@@ -48,6 +55,7 @@ _STATUS = {
     Outcome.TIMEOUT_IDLE: 504,
     Outcome.TIMEOUT_TOTAL: 504,
     Outcome.DEADLINE: 504,
+    Outcome.DRAINING: 503,
     Outcome.RATE_LIMITED: 503,
     Outcome.MEM_REJECT: 503,
     Outcome.QUEUE_FULL: 503,
@@ -91,7 +99,7 @@ class UpstreamFailure(Exception):  # noqa: N818 - the house's word; it also carr
     @property
     def may_fail_over(self) -> bool:
         """Whether another target may do better with the same request."""
-        return self.outcome in FAILS_OVER or self.code == CONTEXT_LENGTH_EXCEEDED
+        return self.outcome in FAILS_OVER or self.code in _ONLY_HERE
 
     def type(self) -> str:
         """Return OpenAI's `error.type` for this ending."""

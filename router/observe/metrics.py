@@ -1,8 +1,11 @@
 """Prometheus metrics. Label values come from the configuration and fixed sets only."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from router.observe.engine_stats import EngineStats
 from router.observe.record import RequestRecord
 
 _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -41,6 +44,8 @@ class Metrics:
             ("target",),
             registry=self._registry,
         )
+        self._engines = EngineStats()
+        self._registry.register(self._engines)
         self.in_flight = Gauge(
             "tidegate_in_flight", "Requests being answered.", registry=self._registry
         )
@@ -73,6 +78,10 @@ class Metrics:
     def engine_up(self, target: str, up: bool) -> None:
         """Note whether a child engine is ready."""
         self._up.labels(target).set(up)
+
+    def engine_stats(self, target: str, stats: Mapping[str, object] | None) -> None:
+        """Keep what a child engine says about itself; None when it is down."""
+        self._engines.note(target, stats)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

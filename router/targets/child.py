@@ -14,12 +14,15 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 
 from router.targets.condition import Condition, State
 from router.targets.stderr_tail import StderrTail
+
+T = TypeVar("T")
 
 log = logging.getLogger("tidegate.child")
 
@@ -67,6 +70,8 @@ class ChildEngine:
         on_restart: Called with a reason out of `exit`, `signal`, `unresponsive`, `usage` each
             time the engine has to be started again.
         on_ready: Called with True and False when it becomes ready and stops being ready.
+        on_stats: Called with what the engine says about itself, once a health check, and with None
+            when it is down.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class ChildEngine:
         environment: Mapping[str, str],
         on_restart: Callable[[str], None],
         on_ready: Callable[[bool], None],
+        on_stats: Callable[[Mapping[str, object] | None], None],
     ) -> None:
         self.name = name
         # Until its first health check an engine may be able to do anything: a request is told to
@@ -91,6 +97,7 @@ class ChildEngine:
         self._environment = environment
         self._on_restart = on_restart
         self._on_ready = on_ready
+        self._on_stats = on_stats
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -143,6 +150,7 @@ class ChildEngine:
             hung = await self._until_dead(exited, stderr)
         finally:
             self.condition.state = "down"
+            self._on_stats(None)
             await _end(process, exited, grace=0.0 if hung else STOP_SECONDS)
             await stderr.finish()
         return hung or _autopsy(exited.result(), stderr.last_line)
@@ -153,10 +161,11 @@ class ChildEngine:
         misses = 0
         async with _health_session(self._socket) as session:
             while not exited.done():
-                health = await _ask_health(session)
+                health = await _ask(session, "health", _Health)
                 now = time.monotonic()
                 if health is not None:
                     misses = 0
+                    self._on_stats(await _ask(session, "stats", dict[str, object]))
                     if self.condition.state != "ready":
                         log.info("%s: ready after %.1f s", self.name, now - began)
                         self._ready(health)
@@ -201,12 +210,13 @@ def _health_session(socket: Path) -> aiohttp.ClientSession:
     )
 
 
-async def _ask_health(session: aiohttp.ClientSession) -> _Health | None:
+async def _ask(session: aiohttp.ClientSession, page: str, kind: type[T]) -> T | None:
+    """Return one of the engine's pages, or None if it does not answer as it should."""
     try:
-        async with session.get("http://engine/engine/health", allow_redirects=False) as response:
+        async with session.get(f"http://engine/engine/{page}", allow_redirects=False) as response:
             if response.status != 200:
                 return None
-            return msgspec.json.decode(await response.read(), type=_Health)
+            return msgspec.json.decode(await response.read(), type=kind)
     except (aiohttp.ClientError, OSError, msgspec.DecodeError):
         return None
 
@@ -224,7 +234,8 @@ async def _end(process: Process, exited: "asyncio.Task[int]", *, grace: float) -
 
 
 def _autopsy(code: int, last_line: str) -> _Death:
-    words = last_line.removeprefix("error: ")
+    # Other words follow the reason, after a semicolon.
+    words = last_line.removeprefix("error: ").removesuffix(".")
     if code < 0:
         return _Death("signal", f"killed by {_signal_name(-code)}")
     if code == USAGE_EXIT_CODE:

@@ -1,5 +1,6 @@
 """What one event of an OpenAI stream means for the commit and for the end of the answer."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ MESSAGE_CHARS = 600
 """An upstream's error sentence is cut here; what is longer repeats the request."""
 RETRY_AFTER_DIGITS = 5
 """A `Retry-After` of more digits, over a day, is a mistake and not passed on."""
+
+
+_INDEX = re.compile(r"(?<=[a-zA-Z0-9_\]])\[[0-9]{1,6}\](?=\.|\[|\Z)", re.ASCII)
 
 
 class _Delta(msgspec.Struct):
@@ -180,7 +184,7 @@ def error_failure(
             _sentence(error.message, secrets),
             status=status if status < 500 else 400,
             code=code,
-            param=error.param if isinstance(error.param, str) and _is_word(error.param) else None,
+            param=error.param if isinstance(error.param, str) and _is_path(error.param) else None,
         )
     if code == Outcome.DEADLINE:
         return UpstreamFailure(Outcome.DEADLINE, "The request's deadline has passed.")
@@ -226,6 +230,11 @@ def _sentence(message: Any, secrets: Sequence[str]) -> str:
     for secret in secrets:
         message = message.replace(secret, "[redacted]")
     return str(message[:MESSAGE_CHARS])
+
+
+def _is_path(text: str) -> bool:
+    """Say whether it can name a field: `top_p`, `messages[0].content[1].text`."""
+    return _is_word(_INDEX.sub("", text))
 
 
 def _is_word(text: str) -> bool:

@@ -66,7 +66,7 @@ def test_health_names_the_model_and_its_context_window(engine: EngineProcess, ki
 
 
 def test_stats_have_every_field_and_count_requests(
-    engine: EngineProcess, client: openai.OpenAI
+    engine: EngineProcess, client: openai.OpenAI, kind: Kind
 ) -> None:
     before = engine.stats()
     answer = client.completions.create(model="m", prompt="One, two,", max_tokens=5, temperature=0)
@@ -80,6 +80,8 @@ def test_stats_have_every_field_and_count_requests(
     assert after["kv_total_bytes"] > 0
     assert after["uptime_seconds"] > before["uptime_seconds"]
     assert after["details"]
+    if not kind.is_fake:
+        assert sum(after["memory"].values()) == pytest.approx(after["rss_bytes"], rel=0.05)
 
 
 def test_models_lists_the_one_model(client: openai.OpenAI, engine: EngineProcess) -> None:
@@ -416,7 +418,8 @@ def test_hang_up_while_waiting_frees_the_place(engine: EngineProcess, kind: Kind
     for thread in busy:
         thread.start()
     _until(lambda: (now := engine.stats())["running"] + now["waiting"] == len(busy))
-    places = engine.stats()["details"].get("slots", 1)
+    details = engine.stats()["details"]
+    places = details["slots"] if "slots" in details else details["running_limit"]
     _until(lambda: engine.stats()["running"] == places)
     before = engine.stats()
     assert before["waiting"], "nothing has to wait"

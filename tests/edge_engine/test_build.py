@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import pytest
@@ -336,6 +336,43 @@ def test_more_context_than_the_model_has_is_refused(store: ModelStore, files: Mo
     assert open_model(build, context=100).context_window == 100
     with pytest.raises(ModelError, match="at most 128"):
         open_model(build, context=129)
+
+
+def test_memory_too_small_for_one_token_is_told_with_one_that_is_enough(
+    store: ModelStore, files: ModelFiles
+) -> None:
+    build = ensure_build(store, files, progress=False)
+    with pytest.raises(ModelError, match=r"^step_memory of 1 KiB is too little.*raise it to 1MiB"):
+        open_model(build, step_memory=2**10)
+
+
+def test_only_a_model_that_serves_logs_how_its_memory_is_cut_up(
+    store: ModelStore, files: ModelFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        build = ensure_build(store, files, progress=False)
+        assert caplog.messages == []
+        open_model(build, context=100, slots=2)
+    (line,) = caplog.messages
+    assert "(100 + 1) tokens x 2 slots" in line
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_build_says_that_nothing_of_it_is_kept(
+    store: ModelStore,
+    files: ModelFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    interruption: type[BaseException],
+) -> None:
+    def fake_make(*_: object) -> Never:
+        raise interruption
+
+    monkeypatch.setattr("edge_engine.build._make", fake_make)
+    with pytest.raises(interruption):
+        ensure_build(store, files)
+    assert "Interrupted: nothing of the build is kept" in capsys.readouterr().err
+    assert nothing_is_left(store)
 
 
 def test_a_build_of_a_known_architecture_imports_no_torch(

@@ -26,7 +26,7 @@ budgets = st.builds(
 def test_the_arithmetic_is_a_line() -> None:
     plan = plan_kv(KvBudget(768 * MIB, 0), token_bytes=TOKEN, longest=8192, slack=1)
     assert str(plan) == (
-        "kv: 46,080 B per token x 2,048 + 1 tokens x 8 slots = 720 MiB of a budget of 768 MiB"
+        "kv: 46,080 B per token x (2,048 + 1) tokens x 8 slots = 720 MiB of a budget of 768 MiB"
     )
     without = plan_kv(KvBudget(96 * MIB, 0, slots=1), token_bytes=TOKEN, longest=8192)
     assert str(without).endswith("x 2,048 tokens x 1 slot = 90 MiB of a budget of 96 MiB")

@@ -76,6 +76,9 @@ def test_serve_builds_what_is_missing_and_answers(model: str) -> None:
         (["serve", "--uds", "s"], "--model"),
         (["build", "--model", "m", "--precision", "int4"], "int4"),
         (["serve", "--model", "m", "--uds", "s", "--kv-memory", "12"], "such as 768MiB"),
+        (["serve", "--model", "m", "--uds", "s", "--kv-memory", "900000GiB"], "give at most"),
+        (["serve", "--model", "m", "--uds", "s", "--step-memory", "1KiB"], "at least 1 MiB"),
+        (["serve", "--model", "m", "--uds", "s", "--threads", "100000"], "processors"),
     ],
 )
 def test_what_the_user_must_change_is_one_line_and_exit_code_2(
@@ -91,8 +94,9 @@ def test_the_log_shows_how_the_memory_for_keys_and_values_is_cut_up(model: str) 
     options = ("--model", model, "--slots", "3", "--context", "100", "--kv-memory", "1 MiB")
     with engine_process("edge_engine", *options) as engine:
         engine.wait_until_ready()
-        assert "kv: 512 B per token x 100 + 1 tokens x 3 slots = 152 KiB of a budget of 1 MiB" in (
-            engine.log()
+        assert (
+            "kv: 512 B per token x (100 + 1) tokens x 3 slots = 152 KiB of a budget of 1 MiB"
+            in (engine.log())
         )
         assert engine.stats()["kv_total_bytes"] == 512 * 101 * 3
 
@@ -103,7 +107,7 @@ def test_int8_keys_and_values_are_built_and_served(model: str) -> None:
     with engine_process("edge_engine", *options) as engine:
         engine.wait_until_ready()
         assert "building" not in engine.log()
-        assert "kv: 128 B per token x 100 + 1 tokens x 3 slots" in engine.log()
+        assert "kv: 128 B per token x (100 + 1) tokens x 3 slots" in engine.log()
         assert engine.stats()["details"]["kv"] == "int8"
 
 

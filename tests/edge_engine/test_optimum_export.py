@@ -120,7 +120,9 @@ def test_a_gpt2_goes_through_optimum_into_int8_and_answers(
                 "temperature": 0,
             },
         ).json()
-        details = engine.stats()["details"]
+        stats = engine.stats()
+    details = stats["details"]
+    assert sum(stats["memory"].values()) == pytest.approx(stats["rss_bytes"], rel=0.05)
     assert details["graph"] == "past_kv"
     assert details["precision"] == "int8"
     assert answer["model"] == "tiny-gpt2"

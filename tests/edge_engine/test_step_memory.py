@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from edge_engine import step_memory
 from edge_engine.session import open_session
-from edge_engine.step_memory import LEAST, StepMemory, default_limit
+from edge_engine.step_memory import DEFAULT_LEAST, StepMemory, default_limit
 from engine_core.errors import StepMemoryError
 
 MIB = 2**20
@@ -121,7 +121,7 @@ def test_only_a_lack_of_memory_is_called_one(
 
 def test_the_limit_is_a_share_of_the_memory_but_enough_for_a_step() -> None:
     assert default_limit(100 * 2**30) == 5 * 2**30
-    assert default_limit(2**28) == LEAST
+    assert default_limit(2**28) == DEFAULT_LEAST
 
 
 def test_the_smallest_graph_is_what_it_says() -> None:

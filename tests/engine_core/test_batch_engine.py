@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
-from fake_batch_model import PROMPT_TOKEN, WINDOW, FakeBatchModel, Gate
+from fake_batch_model import BUDGET, PROMPT_TOKEN, WINDOW, FakeBatchModel, Gate
 
 from engine_core import batch_engine
-from engine_core.batch_engine import STEP_BUDGET, BatchEngine
+from engine_core.batch_engine import BatchEngine
 from engine_core.errors import (
     ApiError,
     DeadlineError,
@@ -125,8 +125,8 @@ async def test_a_character_cut_by_the_limit_is_left_out() -> None:
 async def test_long_prompts_are_prefilled_in_chunks() -> None:
     model = FakeBatchModel(b"")
     async with running(model) as engine:
-        await collect(engine, request(prompt=2 * STEP_BUDGET + 7))
-    assert model.steps == [[STEP_BUDGET], [STEP_BUDGET], [7]]
+        await collect(engine, request(prompt=2 * BUDGET + 7))
+    assert model.steps == [[BUDGET], [BUDGET], [7]]
 
 
 async def test_requests_are_served_in_order_of_arrival() -> None:
@@ -167,6 +167,7 @@ async def test_more_than_the_waiting_list_holds_is_refused_at_once() -> None:
 async def test_a_free_engine_takes_one_more_than_may_wait() -> None:
     model = FakeBatchModel()
     async with running(model, max_waiting=1) as engine:
+        assert engine.most_requests == 2
         gate = Gate(model)
         tasks = [asyncio.create_task(collect(engine, request())) for _ in range(2)]
         await asyncio.sleep(0)  # both are in before the worker can have taken the first
@@ -194,7 +195,7 @@ async def test_cancelling_during_prefill_stops_at_the_next_chunk() -> None:
     model = FakeBatchModel()
     async with running(model) as engine:
         gate = Gate(model)
-        task = asyncio.create_task(collect(engine, request(prompt=5 * STEP_BUDGET)))
+        task = asyncio.create_task(collect(engine, request(prompt=5 * BUDGET)))
         gate.open()
         await gate.until_reached()
         await gate.until_reached()  # in the second chunk
@@ -202,7 +203,7 @@ async def test_cancelling_during_prefill_stops_at_the_next_chunk() -> None:
         await asyncio.wait({task})
         gate.open()
         await settled(engine)
-        assert model.steps == [[STEP_BUDGET], [STEP_BUDGET]]
+        assert model.steps == [[BUDGET], [BUDGET]]
         assert engine.stats().cancelled_total == 1
 
 

@@ -60,6 +60,8 @@ class FakeHub:
         app = web.Application()
         app.router.add_get("/api/models/{org}/{name}", self.info)
         app.router.add_get("/api/models/{org}/{name}/revision/{revision}", self.info)
+        # How huggingface_hub lists files from its 2.x on.
+        app.router.add_get("/api/models/{org}/{name}/tree/{revision}", self.tree)
         # HEAD comes along with GET in aiohttp.
         app.router.add_get("/{org}/{name}/resolve/{revision}/{file:.*}", self.file)
         return app
@@ -83,9 +85,23 @@ class FakeHub:
         ]
         return web.json_response({"id": "org/model", "sha": COMMIT, "siblings": siblings})
 
+    async def tree(self, _request: web.Request) -> web.Response:
+        self.requests += 1
+        entries = [
+            {
+                "type": "file",
+                "path": name,
+                "size": self.claimed_size or len(content),
+                "oid": hashlib.sha1(content, usedforsecurity=False).hexdigest(),
+                **({"lfs": self.lfs(content)} if name.endswith(".safetensors") else {}),
+            }
+            for name, content in self.files.items()
+        ]
+        return web.json_response(entries)
+
     def lfs(self, content: bytes) -> dict[str, object]:
         sha256 = self.lfs_sha256 or hashlib.sha256(content).hexdigest()
-        return {"sha256": sha256, "size": len(content), "pointerSize": 100}
+        return {"sha256": sha256, "oid": sha256, "size": len(content), "pointerSize": 100}
 
     async def file(self, request: web.Request) -> web.StreamResponse:
         self.requests += 1

@@ -1,11 +1,12 @@
 """How much of the machine the process may use, from control groups of both versions."""
 
+import os
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engine_core.machine_limits import cpu_limit, memory_limit
+from engine_core.machine_limits import cpu_limit, memory_limit, threads_fault
 
 TOTAL = 16 * 2**30
 UNLIMITED = str(2**63 - 4096)  # what version 1 says where there is no limit
@@ -107,3 +108,11 @@ def test_no_quota_leaves_all_processors(groups: Groups) -> None:
     files = {"cpu__cpu_dot_cfs_quota_us": "-1", "cpu__cpu_dot_cfs_period_us": "100000"}
     assert groups.cpus("4:cpu:/\n", **files) is None
     assert cpu_limit(groups.cgroups.with_name("absent"), groups.mount) is None
+
+
+def test_more_threads_than_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert threads_fault(4) is None
+    fault = threads_fault(5)
+    assert fault is not None
+    assert "at most 4" in fault

@@ -1,6 +1,10 @@
 """What an engine counts about itself."""
 
+import re
+from pathlib import Path
+
 from engine_core.meters import RATE_WINDOW_SECONDS, Meters, TokenRate
+from engine_core.types import EngineStats
 
 
 class Clock:
@@ -43,6 +47,12 @@ def test_rate_keeps_few_numbers_however_many_tokens_come() -> None:
     assert 990 <= rate.per_second() <= 1010
 
 
+def test_every_field_of_a_reading_is_documented_in_order() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page.partition("\n## Stats\n")[2], re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == list(EngineStats.__struct_fields__)
+
+
 def test_reading_holds_the_counters() -> None:
     meters = Meters()
     for ending in ("finished", "cancelled", "failed", "failed"):
@@ -56,6 +66,7 @@ def test_reading_holds_the_counters() -> None:
         waiting=2,
         kv_used_bytes=3,
         kv_total_bytes=4,
+        preempted_total=6,
         memory={"kv": 3},
         details={"device": "x"},
     )
@@ -65,4 +76,4 @@ def test_reading_holds_the_counters() -> None:
     assert stats.rss_bytes > 1_000_000
     assert stats.uptime_seconds >= 0
     assert (stats.memory, stats.details) == ({"kv": 3}, {"device": "x"})
-    assert stats.cached_prompt_tokens_total == 20
+    assert (stats.cached_prompt_tokens_total, stats.preempted_total) == (20, 6)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Never
 
 import numpy as np
 import pytest
@@ -124,6 +125,26 @@ def test_a_builtin_file_of_another_length_counts_as_absent(store: ModelStore) ->
 
     with pytest.raises(ModelError, match="not whole"):
         store.find(BUILTIN)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(BUILTIN, "nothing of the download is kept"), ("org/model", "what has arrived of org/model")],
+)
+def test_an_interrupted_pull_says_what_is_kept(
+    store: ModelStore,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    words: str,
+) -> None:
+    def fake_fetch(*_: object, **__: object) -> Never:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModelStore, "_fetch", fake_fetch)
+    with pytest.raises(KeyboardInterrupt):
+        store.pull(name)
+    assert f"Interrupted: {words}" in capsys.readouterr().err
 
 
 def test_leftovers_of_a_killed_pull_are_removed_by_the_next(

@@ -15,10 +15,12 @@ CHUNK, BUDGET = 4, 8
 
 
 class FakeSpace:
-    """Places without prefixes that notice when they are given twice or back twice."""
+    """Places that share room for some tokens, and notice when they are given or back twice."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, room: int = 10**6) -> None:
         self.places = places
+        self.room = room
+        self.lengths: dict[int, int] = {}
         self.busy: set[int] = set()
         self.released: list[tuple[int, list[int]]] = []
         self.generated: list[int] = []
@@ -29,15 +31,23 @@ class FakeSpace:
 
     def admit(self, tokens: list[int], salt: str) -> Placement | None:
         assert tokens
-        if not self.free:
+        if not self.free or sum(self.lengths.values()) + len(tokens) > self.room:
             return None
         place = min(set(range(self.places)) - self.busy)
         self.busy.add(place)
+        self.lengths[place] = len(tokens)
         # A salt "n" stands for a prefix of n tokens that is there already.
         return Placement(place, min(int(salt or 0), len(tokens) - 1))
 
+    def grow(self, place: int, length: int) -> bool:
+        if sum(self.lengths.values()) - self.lengths[place] + length > self.room:
+            return False
+        self.lengths[place] = length
+        return True
+
     def release(self, place: int, tokens: list[int], generated: int) -> None:
         self.busy.remove(place)
+        del self.lengths[place]
         self.generated.append(generated)
         self.released.append((place, tokens))
 
@@ -50,9 +60,14 @@ def sequence(length: int, priority: str = "standard", **options: object) -> Sequ
     )
 
 
-def scheduler(places: int = 4, max_waiting: int = 100) -> tuple[Scheduler, FakeSpace]:
-    space = FakeSpace(places)
-    return Scheduler(space, max_waiting=max_waiting, chunk=CHUNK, budget=BUDGET), space
+def scheduler(
+    places: int = 4, max_waiting: int = 100, room: int = 10**6, quiet_budget: int | None = None
+) -> tuple[Scheduler, FakeSpace]:
+    space = FakeSpace(places, room)
+    planner = Scheduler(
+        space, max_waiting=max_waiting, chunk=CHUNK, budget=BUDGET, quiet_budget=quiet_budget
+    )
+    return planner, space
 
 
 def step(planner: Scheduler) -> list[StepRow]:
@@ -228,6 +243,57 @@ def test_what_a_broken_step_left_is_not_used_again() -> None:
     assert good.computed == 4
 
 
+def test_the_latest_of_the_lowest_class_makes_room_and_begins_anew() -> None:
+    planner, _ = scheduler(room=13)
+    first, later, latest = sequence(4), sequence(3, "sheddable"), sequence(3, "sheddable")
+    for one in (first, later, latest):
+        planner.add(one)
+    step(planner)
+    step(planner)  # 5 + 4 + 3 tokens are in place, and all have drawn one more
+    assert [row.sequence for row in step(planner)] == [first, later]
+    assert (latest.place, latest.computed, latest.preempted) == (None, 0, True)
+    assert planner.preempted_total == 1
+    planner.leave(first)
+    # Its prompt and what it had drawn, in chunks like any prompt.
+    assert [row.tokens for row in step(planner) if row.sequence is latest] == [[0, 1, 2, 7]]
+    assert latest.tokens == [0, 1, 2, 7, 7]
+
+
+def test_whoever_made_room_waits_before_those_that_came_later() -> None:
+    planner, _ = scheduler(places=3, room=8)
+    early, late, last = sequence(3), sequence(3), sequence(6)
+    planner.add(early)
+    planner.add(late)
+    step(planner)
+    planner.add(last)
+    step(planner)
+    step(planner)
+    assert (late.place, last.place) == (None, None)
+    planner.leave(early)
+    step(planner)
+    assert late.place is not None
+    assert last.place is None
+
+
+def test_a_sequence_that_made_room_still_has_had_its_cached_prompt() -> None:
+    planner, _ = scheduler(places=2, room=9)
+    planner.add(sequence(4))
+    asked = sequence(4, salt="3")
+    planner.add(asked)
+    for _ in range(3):
+        step(planner)
+    assert asked.preempted
+    assert asked.cached == 3
+
+
+def test_a_step_that_holds_nobody_up_may_be_larger() -> None:
+    planner, _ = scheduler(quiet_budget=3 * BUDGET)
+    planner.add(sequence(100))
+    assert shape(step(planner)) == [(0, 3 * BUDGET)]
+    planner.add(sequence(1))
+    assert shape(step(planner)) == [(1, 1), (0, CHUNK)]
+
+
 def test_deadlines_are_told_in_every_phase() -> None:
     planner, _ = scheduler(places=1)
     running, waiting, patient = (
@@ -251,9 +317,10 @@ def test_a_budget_below_a_chunk_is_a_mistake() -> None:
 class SchedulerMachine(RuleBasedStateMachine):
     """Random arrivals, steps, endings and failures; everything is accounted for at all times."""
 
-    @initialize(places=st.integers(1, 4))
-    def begin(self, places: int) -> None:
-        self.planner, self.space = scheduler(places, max_waiting=5)
+    # Room for the longest sequence alone: 30 tokens and one for every step.
+    @initialize(places=st.integers(1, 4), room=st.integers(70, 200))
+    def begin(self, places: int, room: int) -> None:
+        self.planner, self.space = scheduler(places, max_waiting=5, room=room)
         self.alive: list[Sequence] = []
         self.rows: list[StepRow] | None = None
         self.turns: dict[Sequence, int] = {}
@@ -286,6 +353,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert row.tokens
         assert len({row.place for row in self.rows}) == len(self.rows)
         total = sum(len(row.tokens) for row in self.rows)
+        assert sum(self.space.lengths.values()) <= self.space.room
         assert total <= max(BUDGET, len(self.rows) + CHUNK - 1) or len(chunks) <= 1
 
     @precondition(lambda self: self.rows)

@@ -18,11 +18,14 @@ from hypothesis import strategies as st
 from engine_core.errors import ApiError
 from engine_core.fake_engine import FakeEngine
 from engine_core.requests import read_chat, read_completion
-from engine_core.server import INLINE_BODY_BYTES, MAX_BODY_BYTES, make_app
+from engine_core.server import INLINE_BODY_BYTES, MAX_BODY_BYTES, PATHS, make_app
 from engine_core.types import PRIORITIES, Event, GenerationRequest, TextEvent
 from engine_core.urgency import Urgency
 
 HI: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "Hi you"}]}
+
+
+HI_TEXT: dict[str, Any] = {"model": "any", "prompt": "Hi you"}
 
 
 class Client:
@@ -205,7 +208,7 @@ async def test_long_prompts_go_through_a_thread(serve: Serve) -> None:
         ({"cache_salt": "x" * 257}, "cache_salt"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
+            "messages[0].content[0]",
         ),
         ({"chat_template": "x"}, "chat_template"),
         ({"model": None}, "model"),
@@ -305,11 +308,31 @@ async def test_streamed_choices_carry_their_index_and_each_ends(serve: Serve, ch
 
 
 async def test_choices_that_find_no_place_are_refused_together(serve: Serve) -> None:
-    client = await serve(slots=1, max_waiting=1, token_delay=0.01)
+    client = await serve(slots=1, max_waiting=3, token_delay=0.01)
+    long = HI | {"messages": [{"role": "user", "content": "x" * 4000}]}
     for stream in (False, True):
+        busy = asyncio.create_task(client.post(long))
+        await _until(lambda: client.engine.stats().running == 1)
         status, body = await client.post(HI | {"n": 4, "stream": stream})
         assert (status, body["error"]["code"]) == (503, "queue_full")
-        await _until(lambda: client.engine.stats().running + client.engine.stats().waiting == 0)
+        await _until(lambda: client.engine.stats().waiting == 0)
+        busy.cancel()
+        await asyncio.wait({busy})
+        await _until(lambda: client.engine.stats().running == 0)
+
+
+async def test_more_choices_than_the_engine_can_ever_hold_are_a_400_with_the_most(
+    serve: Serve,
+) -> None:
+    client = await serve(slots=1, max_waiting=3)
+    for path, body in (("/v1/chat/completions", HI), ("/v1/completions", HI_TEXT)):
+        status, answer = await client.post(body | {"n": 6}, path)
+        error = answer["error"]
+        assert (status, error["param"], error["code"]) == (400, "n", "too_many_choices")
+        assert "'n' is at most 4 on this engine" in error["message"]
+        status, answer = await client.post(body | {"n": 4}, path)
+        assert (status, len(answer["choices"])) == (200, 4)
+    assert client.engine.stats().requests_total == 8
 
 
 async def test_hang_up_cancels_all_choices(serve: Serve) -> None:
@@ -563,7 +586,9 @@ async def test_other_bodies_are_refused_by_their_headers(serve: Serve) -> None:
 
 async def test_unknown_paths_and_methods_are_json_errors(serve: Serve) -> None:
     client = await serve()
-    assert (await client.post(HI, "/v1/nothing"))[0] == 404
+    status, body = await client.post(HI, "/v1/embeddings")
+    assert (status, body["error"]["code"]) == (404, "not_found")
+    assert f"does not offer this path; it has {PATHS}." in body["error"]["message"]
     status, body = await client.post(HI, "/v1/models")
     assert (status, body["error"]["type"]) == (405, "invalid_request_error")
 

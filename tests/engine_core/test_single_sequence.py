@@ -26,6 +26,9 @@ class FakeStepModel:
         self.held.extend(token_ids)
         return np.full(3, len(self.held), np.float32)
 
+    def memory(self) -> dict[str, int]:
+        return {"kv": len(self.held) * 10}
+
     def close(self) -> None:
         self.closed = True
 
@@ -68,4 +71,4 @@ def test_keys_and_values_of_an_ended_sequence_are_freed_on_request() -> None:
 def test_the_model_says_what_it_is() -> None:
     model = SingleSequenceModel(FakeStepModel())
     assert (model.context_window, model.kv_total_bytes, model.kv_token_bytes) == (20, 200, 10)
-    assert (model.details, model.memory()) == ({"kind": "fake"}, {})
+    assert (model.details, model.memory()) == ({"kind": "fake"}, {"kv": 0})

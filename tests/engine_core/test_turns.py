@@ -51,6 +51,15 @@ def test_mistrals_templates_get_ids_of_nine_letters_and_digits() -> None:
     assert result["tool_call_id"] == id_
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "refusal"])
+def test_a_part_that_is_not_text_is_named_with_its_place(kind: str) -> None:
+    parts = [{"type": "text", "text": "What?"}, {"type": kind}]
+    with pytest.raises(InvalidRequestError, match="reads text only") as refusal:
+        turns({"role": "user", "content": parts})
+    error = refusal.value
+    assert (error.param, error.code) == ("messages[0].content[1]", "unsupported_parameter")
+
+
 def call(**function: Any) -> dict[str, Any]:
     return {
         "role": "assistant",
@@ -62,8 +71,12 @@ def call(**function: Any) -> dict[str, Any]:
     ("message", "param"),
     [
         ({"role": "user"}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "What?"}, {}]},
+            "messages[1].content[1].type",
+        ),
         ({"role": "user", "content": "", "tool_calls": [CALL]}, "messages[1].tool_calls"),
         ({"role": "function", "content": "", "name": "f"}, "messages[1].role"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[1].function_call"),

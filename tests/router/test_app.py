@@ -72,6 +72,22 @@ def test_a_killed_engine_is_replaced_and_counted_while_requests_go_on(tmp_path: 
         assert run.metric('tidegate_engine_up{target="edge"}') == 1
 
 
+def test_where_nothing_can_start_it_says_so_and_why_and_lives_on(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_text("no model")
+    with daemon(tmp_path, "  edge: {tier: edge, engine: edge, model: m.gguf}") as run:
+        deadline = time.monotonic() + 60
+        while "nothing can answer at" not in (log := run.log.read_text()):
+            assert time.monotonic() < deadline, log
+            time.sleep(0.05)
+        assert run.readyz()["targets"]["edge"]["state"] == "down"
+        assert run.stop() == 0
+        log = run.log.read_text()
+    assert re.search(r"^  edge \(edge, .*m\.gguf\): .*m\.gguf", log, re.MULTILINE)
+    assert "Tidegate answers" not in log
+    assert "Try it" not in log
+    assert ".;" not in log
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_killed_daemon_leaves_no_engine(tmp_path: Path, stopped: bool) -> None:
     with daemon(tmp_path, FAKES) as run:

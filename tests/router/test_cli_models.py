@@ -1,12 +1,13 @@
 """`tidegate models` as a person types it."""
 
+import signal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from engine_core.models import BUILTIN, ModelFiles
-from router import cli_models
+from router import cli, cli_models
 from router.cli_models import models
 
 
@@ -76,3 +77,14 @@ def test_build_runs_the_edge_builder_and_passes_its_exit_code_on(
 
     assert result.exit_code == expected
     assert builds == [("org/model", "fp32", "int8")]
+
+
+def test_ctrl_c_ends_a_command_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake_pull(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_models.ModelStore, "pull", fake_pull)
+    done = CliRunner().invoke(cli.main, ["models", "pull"])
+
+    assert done.exit_code == 128 + signal.SIGINT
+    assert done.output == ""

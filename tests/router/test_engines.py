@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from engine_core.ladder import Ladder
+from engine_core.memory_size import MemorySize
 from router import engines
 from router.config import TargetConfig
 from router.engines import build_command, engine_environment, serve_command
@@ -13,19 +15,21 @@ from router.engines import build_command, engine_environment, serve_command
 def test_every_option_of_a_cloud_engine_reaches_its_command_line() -> None:
     target = TargetConfig(
         tier="cloud", engine="cloud", model="m", context=512, threads=3, max_waiting=7,
-        device="cpu", dtype="float32",
+        kv_memory=MemorySize.from_text("8GiB"), device="cpu", dtype="float32", weights="int8",
+        graphs="off", ladder=Ladder.from_text("90%:100%"), max_running=9,
     )  # fmt: skip
     assert serve_command(target, Path("/run/0.sock")) == [
         sys.executable, "-m", "cloud_engine", "serve", "--model", "m", "--uds", "/run/0.sock",
         "--lifeline", "--max-waiting", "7", "--context", "512", "--threads", "3",
-        "--device", "cpu", "--dtype", "float32",
+        "--kv-memory", "8GiB", "--device", "cpu", "--dtype", "float32", "--weights", "int8",
+        "--graphs", "off", "--ladder", "90%:100%", "--max-running", "9",
     ]  # fmt: skip
 
 
 def test_every_option_of_an_edge_engine_reaches_its_command_line() -> None:
     target = TargetConfig(
-        tier="edge", engine="edge", model="m", slots=4, kv="int8", kv_memory="768MiB",
-        step_memory="64 MiB",
+        tier="edge", engine="edge", model="m", slots=4, kv="int8",
+        kv_memory=MemorySize.from_text("768MiB"), step_memory=MemorySize.from_text("64 MiB"),
     )  # fmt: skip
     assert serve_command(target, Path("/run/0.sock")) == [
         sys.executable, "-m", "edge_engine", "serve", "--model", "m", "--uds", "/run/0.sock",

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_engine.slots import SlotSpace
+from engine_core.batch_model import StepSizes
 from engine_core.errors import StepMemoryError
 from engine_core.fake_engine import EOS, ByteTokenizer
 from engine_core.scheduler import StepRow
 
 Hook = Callable[[list[StepRow]], None]
 WINDOW = 2000
+BUDGET = 64
 PROMPT_TOKEN = 0  # in no reply
 
 
@@ -37,6 +39,7 @@ class FakeBatchModel:
         self.space = SlotSpace(slots)
         self.kv_total_bytes = slots * WINDOW * 10
         self.most_tokens = most_tokens
+        self.step_sizes = StepSizes(chunk=32, budget=BUDGET, quiet_budget=BUDGET)
         self.slots: list[list[int]] = [[] for _ in range(slots)]
         self.steps: list[list[int]] = []
         self.before_step: Hook = lambda _: None

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -80,6 +81,19 @@ async def test_wrong_paths_and_methods_are_json_errors(method: str, path: str, s
         found, answer = await send(door, method, path)
     assert found == status
     assert answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1", "/chat/completions"])
+async def test_a_path_that_is_not_offered_is_answered_with_those_that_are(path: str) -> None:
+    async with fake_upstream() as edge, open_door(edge=edge) as door:
+        found, answer = await send(door, "POST", path)
+        assert (found, answer["error"]["code"]) == (404, "not_found")
+        message = answer["error"]["message"]
+        assert "does not offer this path" in message
+        routes = {
+            route.resource.canonical for route in door.runner.app.router.routes() if route.resource
+        }
+    assert set(re.findall(r"/[\w{}/]+", message)) == {r.replace(":.+", "") for r in routes}
 
 
 async def test_a_chunked_body_beyond_the_limit_is_refused() -> None:
@@ -204,11 +218,33 @@ async def test_a_cut_tells_waiting_and_streaming_clients_that_it_shuts_down() ->
         waiting = asyncio.create_task(door.ask(model="cloud").__aenter__())
         await asyncio.wait_for(cloud.asked.wait(), 5)
         door.door.in_flight.draining = True
+        async with door.ask(model="edge") as refused:
+            assert refused.status == 503
         door.door.in_flight.cut()
         assert b'"draining"' in await streaming.read()
         response = await waiting
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "draining"
+        for target, tier in (("edge", "edge"), ("cloud", "cloud"), ("none", "none")):
+            labels = f'outcome="draining",route="chat",target="{target}",tier="{tier}"'
+            assert door.metric(f"tidegate_requests_total{{{labels}}}") == 1
+
+
+async def test_a_cut_stream_whose_client_does_not_read_is_drained_too() -> None:
+    flood = event({"choices": [{"index": 0, "delta": {"content": "x" * 60_000}}]})
+    async with (
+        fake_upstream(sse(ROLE, *[flood] * 1000)) as edge,
+        open_door(edge=edge) as door,
+        door.ask(model="edge", stream=True),
+    ):
+        door.door.in_flight.draining = True
+        await asyncio.sleep(0.3)  # by now the server's buffers are full
+        door.door.in_flight.cut()
+        await asyncio.sleep(0.1)
+        await door.runner.cleanup()
+        text = door.metrics.render().decode()
+        assert 'outcome="draining"' in text
+        assert 'outcome="client_closed"' not in text
 
 
 async def test_a_large_body_is_parsed_off_the_loop() -> None:

@@ -33,6 +33,7 @@ FAILURES = {
     "redirect": (reply(b"", 302, Location="/x"), "upstream_error"),
     "our key refused": (reply(error("bad key"), 401), "upstream_error"),
     "context overflow": (reply(error("long", "context_length_exceeded"), 400), "invalid"),
+    "too many choices": (reply(error("at most 4", "too_many_choices", "n"), 400), "invalid"),
 }
 STREAM_FAILURES = {
     **FAILURES,

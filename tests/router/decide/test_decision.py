@@ -101,6 +101,14 @@ def test_a_target_that_is_not_ready_is_passed_over_with_its_reason() -> None:
     assert decision.changed_by == "'edge' would be first, but starting"
 
 
+@pytest.mark.parametrize("need", ["images", "audio"])
+def test_a_part_that_no_target_can_read_is_named_with_its_place(need: str) -> None:
+    place = "messages[3].content[1]"
+    with pytest.raises(InvalidRequestError, match=f"reads {need}") as caught:
+        run(view(needs=frozenset({need}), parts={need: place}))
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", place)
+
+
 def test_a_target_that_lacks_a_capability_is_passed_over() -> None:
     needy = view(needs=frozenset({"tools"}))
     decision = run(needy, EDGE, target("cloud", "cloud", capabilities=None))
@@ -110,7 +118,7 @@ def test_a_target_that_lacks_a_capability_is_passed_over() -> None:
 
 @pytest.mark.parametrize(
     ("need", "param"),
-    [("tools", "tools"), ("json", "response_format"), ("images", "messages"), ("n", "n")],
+    [("tools", "tools"), ("json", "response_format"), ("audio", "audio"), ("n", "n")],
 )
 def test_what_no_target_can_do_is_refused_by_its_field(need: str, param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:

@@ -98,7 +98,9 @@ def test_fields_at_their_defaults_need_nothing(fields: dict[str, Any]) -> None:
     ("kind", "need"), [("image_url", "images"), ("input_audio", "audio"), ("file", "images")]
 )
 def test_parts_that_are_not_text_are_needs(kind: str, need: str) -> None:
-    assert chat(("user", [{"type": "text", "text": "What?"}, {"type": kind}])).needs == {need}
+    seen = chat(("user", [{"type": "text", "text": "What?"}, {"type": kind}, {"type": kind}]))
+    assert seen.needs == {need}
+    assert seen.parts == {need: "messages[0].content[1]"}
 
 
 def test_turns_of_tools_need_tools() -> None:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from router.guard.outcomes import FAILS_OVER, Outcome, UpstreamFailure
+from router.guard.outcomes import (
+    CONTEXT_LENGTH_EXCEEDED,
+    FAILS_OVER,
+    TOO_MANY_CHOICES,
+    Outcome,
+    UpstreamFailure,
+)
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.OK])
@@ -13,6 +19,12 @@ def test_every_failure_has_a_status_and_a_code(outcome: Outcome) -> None:
     assert failure.may_fail_over is (outcome in FAILS_OVER)
 
 
+@pytest.mark.parametrize("code", [CONTEXT_LENGTH_EXCEEDED, TOO_MANY_CHOICES])
+def test_what_is_too_large_for_one_target_may_fit_another(code: str) -> None:
+    assert UpstreamFailure(Outcome.INVALID, "x", code=code).may_fail_over
+    assert not UpstreamFailure(Outcome.INVALID, "x").may_fail_over
+
+
 @pytest.mark.parametrize(
     "outcome",
     [
@@ -20,6 +32,7 @@ def test_every_failure_has_a_status_and_a_code(outcome: Outcome) -> None:
         Outcome.INVALID,
         Outcome.TIMEOUT_TOTAL,
         Outcome.DEADLINE,
+        Outcome.DRAINING,
         Outcome.POLICY_DENY,
         Outcome.NO_TARGET,
     ],

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ class Watched:
     socket: Path
     restarts: list[str]
     ready: list[bool]
+    stats: list[Mapping[str, object] | None]
 
     def process(self) -> psutil.Process:
         """Return the engine's process."""
@@ -46,6 +47,7 @@ async def supervised(
     socket = folder / "0.sock"
     restarts: list[str] = []
     ready: list[bool] = []
+    stats: list[Mapping[str, object] | None] = []
     watched = Watched(
         ChildEngine(
             name="edge",
@@ -55,10 +57,12 @@ async def supervised(
             environment=dict(os.environ),
             on_restart=restarts.append,
             on_ready=ready.append,
+            on_stats=stats.append,
         ),
         socket,
         restarts,
         ready,
+        stats,
     )
     watched.child.start()
     try:
@@ -87,6 +91,9 @@ async def test_it_becomes_ready_answers_and_leaves_nothing_behind(tmp_path: Path
     assert not process.is_running()
     assert watched.restarts == []
     assert watched.ready == [False, True]
+    assert watched.stats[0] is not None
+    assert watched.stats[0]["model"] == "fake"
+    assert watched.stats[-1] is None
 
 
 async def test_a_killed_engine_is_down_at_once_and_comes_back(tmp_path: Path) -> None:
@@ -127,18 +134,19 @@ async def test_a_wrong_option_is_told_in_the_engines_own_words(
 
 
 async def test_what_a_person_must_fix_is_tried_again_only_at_the_longest_interval(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(child_module, "BACKOFF_CAP_SECONDS", 0.2)
     command = [
         sys.executable,
         "-c",
-        "import sys; print('error: no model', file=sys.stderr); sys.exit(2)",
+        "import sys; print('error: no model. Fetch it.', file=sys.stderr); sys.exit(2)",
     ]
     async with supervised(tmp_path, command=command) as watched:
         await until(lambda: len(watched.restarts) >= 2)
         assert watched.child.condition.state in ("down", "starting")
     assert set(watched.restarts) == {"usage"}
+    assert "edge: no model. Fetch it; next start in 0.2 s" in caplog.text
 
 
 async def test_restarts_slow_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +197,8 @@ from router.targets.child import ChildEngine
 async def main():
     socket = Path({str(tmp_path)!r}) / "0.sock"
     child = ChildEngine(name="edge", model="fake", command={FAKE!r} + ["--uds", str(socket)], socket=socket,
-        environment=dict(os.environ), on_restart=print, on_ready=lambda up: None)
+        environment=dict(os.environ), on_restart=print, on_ready=lambda up: None,
+        on_stats=lambda stats: None)
     child.start()
     await child.settled.wait()
     print("up", flush=True)

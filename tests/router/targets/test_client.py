@@ -177,6 +177,26 @@ async def test_an_upstreams_sentence_never_repeats_the_key() -> None:
     assert caught.value.param == "n"
 
 
+@pytest.mark.parametrize(
+    ("param", "told"),
+    [
+        ("messages[0].content[1]", True),
+        ("messages[12].tool_calls[0].function.arguments", True),
+        ("stop[0][1]", True),
+        ("a[-1]", False),
+        ("a[0]b", False),
+        ("[0]", False),
+        ("sk-123", False),
+        ("a[0] is wrong", False),
+    ],
+)
+async def test_the_place_of_a_mistake_is_passed_on_if_it_is_one(param: str, told: bool) -> None:
+    async with fake_upstream(reply(error("wrong", "bad", param), 400)) as upstream:
+        with pytest.raises(UpstreamFailure) as caught:
+            await fetch(upstream)
+    assert caught.value.param == (param if told else None)
+
+
 async def test_a_context_overflow_may_be_tried_elsewhere_other_mistakes_may_not() -> None:
     overflow = reply(error("too long", "context_length_exceeded"), 400)
     async with fake_upstream(overflow, reply(error("wrong"), 400)) as upstream:

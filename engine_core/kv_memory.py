@@ -37,7 +37,7 @@ class KvMemory:
         except OSError as error:
             raise ModelError(
                 f"the system has no room for {format_bytes(nbytes)} of keys and values "
-                f"({error.strerror}); lower kv_memory, slots or context."
+                f"({error.strerror}); lower kv_memory or context."
             ) from None
         if _ON_LINUX:
             with contextlib.suppress(OSError):  # a kernel that has no huge pages

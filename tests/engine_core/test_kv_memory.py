@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_engine.kv_memory import KvMemory
 from engine_core.errors import ModelError
+from engine_core.kv_memory import KvMemory
 
 PAGE = mmap.PAGESIZE
 SLOT = (2, 512, 4)  # 4 pages of float32
@@ -95,5 +95,5 @@ def test_releasing_never_touches_the_neighbours(data: st.DataObject) -> None:
 
 
 def test_more_than_the_system_has_names_what_to_lower() -> None:
-    with pytest.raises(ModelError, match=r"no room for .* lower kv_memory, slots or context"):
+    with pytest.raises(ModelError, match=r"no room for .* lower kv_memory or context"):
         KvMemory(2**60)
