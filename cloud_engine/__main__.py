@@ -6,13 +6,22 @@ from collections.abc import Sequence
 
 from engine_core.batch_engine import BatchEngine
 from engine_core.batch_model import BatchModel
+from engine_core.byte_sizes import parse_bytes
+from engine_core.ladder import DEFAULT_LADDER, Ladder
 from engine_core.models import ModelFiles, ModelStore
-from engine_core.process import add_serve_arguments, begin, run_command, run_engine
-from engine_core.single_sequence import SingleSequenceModel
+from engine_core.process import (
+    add_serve_arguments,
+    begin,
+    from_text,
+    positive,
+    run_command,
+    run_engine,
+)
 from engine_core.tokenizer import Tokenizer
 
 _DEVICES = ("auto", "cpu", "cuda")
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
+_WEIGHTS = ("auto", "int8", "int8-all")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +36,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     serve.add_argument(
         "--dtype", choices=_DTYPES, default="auto", help="auto: bfloat16 on a GPU, else float32"
+    )
+    serve.add_argument(
+        "--weights",
+        choices=_WEIGHTS,
+        default="auto",
+        help="auto: as --dtype; int8: those of the layers; int8-all: embeddings and head as well",
+    )
+    serve.add_argument(
+        "--max-running",
+        type=positive,
+        metavar="SEQUENCES",
+        help="sequences side by side (default: 64 on a GPU, 8 on a CPU)",
+    )
+    serve.add_argument(
+        "--kv-memory",
+        type=from_text(parse_bytes),
+        metavar="SIZE",
+        help="most memory for keys and values, e.g. 8GiB (default: what is left of a GPU, "
+        "a quarter of what there is on a CPU)",
+    )
+    serve.add_argument(
+        "--graphs",
+        choices=("auto", "off"),
+        default="auto",
+        help="auto: CUDA Graphs on a GPU; off: every step is launched kernel by kernel",
+    )
+    serve.add_argument(
+        "--ladder",
+        type=from_text(Ladder.from_text),
+        default=DEFAULT_LADDER,
+        metavar="RUNGS",
+        help="share of --max-running that runs below which use of the GPU by others; above all "
+        "of them one sequence at a time (default: 60%%:100%%, 80%%:50%%)",
     )
     args = parser.parse_args(arguments)
     return run_command(lambda: _serve(args))
@@ -51,15 +93,26 @@ def _load(files: ModelFiles, store: ModelStore, args: argparse.Namespace) -> Bat
     import torch  # noqa: PLC0415
 
     from cloud_engine.device import pick_device, pick_dtype  # noqa: PLC0415
+    from cloud_engine.int8 import quantize_linears  # noqa: PLC0415
     from cloud_engine.load import load_causal_lm  # noqa: PLC0415
-    from cloud_engine.torch_model import TorchModel  # noqa: PLC0415
+    from cloud_engine.packed_model import PackedModel  # noqa: PLC0415
+    from cloud_engine.runner import Runner, RunnerOptions  # noqa: PLC0415
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     device = pick_device(args.device)
     dtype = pick_dtype(args.dtype, device)
     model = load_causal_lm(files, store, device=device, dtype=dtype)
-    return SingleSequenceModel(TorchModel(model, args.context))
+    if args.weights != "auto":
+        quantize_linears(model, embeddings=args.weights == "int8-all")
+    options = RunnerOptions(
+        context=args.context,
+        max_running=args.max_running,
+        kv_memory=args.kv_memory,
+        graphs=args.graphs == "auto",
+        ladder=args.ladder,
+    )
+    return Runner(PackedModel(model), options)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,9 @@ def _convert(files: ModelFiles, folder: Path, store: ModelStore, dtype: torch.dt
     terminal = sys.stderr.isatty()
     with nullcontext() if terminal else redirect_stderr(io.StringIO()):
         model = _read(files, files.path.parent, dtype, gguf_file=files.path.name)
+    # transformers 5 remembers that the weights came from GGUF and would not save what it has
+    # dequantised long since.
+    model.hf_quantizer = None
     size = sum(parameter.nbytes for parameter in model.parameters())
     parent = store.root / "tmp"
     with plain_disk_errors(parent, size):
