@@ -38,15 +38,11 @@ class TinyModel:
         return logits
 
 
-def save_tiny_model(
-    folder: Path, family: str, *, dtype: str = "float32", **config: Any
-) -> TinyModel:
-    """Save a random model of a transformers family as safetensors.
+def random_model(family: str, **config: Any) -> Any:
+    """Return a random float32 model of a transformers family, the same every time.
 
     Args:
-        folder: Where to; made if it is not there.
         family: transformers' `model_type`.
-        dtype: What the weights are stored as.
         config: On top of `TINY`, or alone for a family with other words.
     """
     import torch
@@ -62,6 +58,25 @@ def save_tiny_model(
                 parameter.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.mul_(4)
+    return model
+
+
+def save_tiny_model(
+    folder: Path, family: str, *, dtype: str = "float32", **config: Any
+) -> TinyModel:
+    """Save a random model of a transformers family as safetensors.
+
+    Args:
+        folder: Where to; made if it is not there.
+        family: transformers' `model_type`.
+        dtype: What the weights are stored as.
+        config: As for `random_model`.
+    """
+    import torch
+
+    model = random_model(family, **config)
+    with torch.no_grad():
+        for parameter in model.parameters():
             parameter.copy_(parameter.to(getattr(torch, dtype)))
     # A copy, since the conversion would also round the rotary frequencies of the original.
     copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(folder)
