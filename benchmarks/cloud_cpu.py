@@ -22,6 +22,7 @@ import torch
 from corpus import TEXT, Corpus
 from gpu_engines import own_attention
 
+from cloud_engine.fused_norms import fuse_norms
 from cloud_engine.int8 import quantize_linears
 from cloud_engine.load import load_causal_lm
 from cloud_engine.packed_model import PackedModel
@@ -57,15 +58,20 @@ def main() -> None:
     print(f"{'float32':>10} {exact:11.3f}")
     for name, embeddings in (("int8", False), ("int8-all", True)):
         model = _load(files, store)
-        whole = sum(weight.nbytes for weight in model.parameters()) / 2
+        whole = _bytes_in_bfloat16(model)
         quantize_linears(model, embeddings=embeddings)
-        size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-        # Scales and norms have 4 bytes here and 2 in bfloat16; they are a hundredth of the weights.
+        size = _bytes_in_bfloat16(model)
         deltas[name] = _perplexity(model, text) / exact - 1
         perplexity = exact * (1 + deltas[name])
         print(f"{name:>10} {perplexity:11.3f} {deltas[name]:8.2%} {size / whole:18.2f}")
     print()
     print(json.dumps({"vs_generate": min(ratios), "int8_ppl_delta": max(deltas.values())}))
+
+
+def _bytes_in_bfloat16(model: Any) -> int:
+    """Return what the weights take where those that are no integers have two bytes."""
+    weights = (*model.parameters(), *model.buffers())
+    return sum(w.numel() * (2 if w.is_floating_point() else 1) for w in weights)
 
 
 def _load(files: ModelFiles, store: ModelStore) -> Any:
@@ -74,6 +80,7 @@ def _load(files: ModelFiles, store: ModelStore) -> Any:
 
 def _compare(model: Any, corpus: Corpus, rounds: int) -> list[float]:
     """Print both speeds for every cell; return ours over theirs."""
+    fuse_norms(model)
     runner = Runner(PackedModel(model), RunnerOptions(context=2048))
     ours: dict[tuple[int, int], list[float]] = {cell: [] for cell in CELLS}
     theirs: dict[tuple[int, int], list[float]] = {cell: [] for cell in CELLS}

@@ -93,6 +93,7 @@ def _load(files: ModelFiles, store: ModelStore, args: argparse.Namespace) -> Bat
     import torch  # noqa: PLC0415
 
     from cloud_engine.device import pick_device, pick_dtype  # noqa: PLC0415
+    from cloud_engine.fused_norms import fuse_norms  # noqa: PLC0415
     from cloud_engine.int8 import quantize_linears  # noqa: PLC0415
     from cloud_engine.load import load_causal_lm  # noqa: PLC0415
     from cloud_engine.packed_model import PackedModel  # noqa: PLC0415
@@ -105,6 +106,7 @@ def _load(files: ModelFiles, store: ModelStore, args: argparse.Namespace) -> Bat
     model = load_causal_lm(files, store, device=device, dtype=dtype)
     if args.weights != "auto":
         quantize_linears(model, embeddings=args.weights == "int8-all")
+    fuse_norms(model)
     options = RunnerOptions(
         context=args.context,
         max_running=args.max_running,

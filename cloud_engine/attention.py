@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from cloud_engine.span_attention import Spans, attend_spans
 from engine_core.errors import ModelError
 
 ATTENTION = "tidegate_packed"
@@ -43,23 +42,6 @@ class PagedOps(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The tokens of one sequence in a stream.
-
-    Args:
-        begin: Place in the stream of the first.
-        end: Place behind the last.
-        row: The sequence's row of `tables`.
-        context: Tokens that the last one sees, itself included.
-    """
-
-    begin: int
-    end: int
-    row: int
-    context: int
-
-
-@dataclass(frozen=True, slots=True)
 class PackedStep:
     """Where the tokens of a packed stream belong; the model passes it on to its attention.
 
@@ -72,9 +54,9 @@ class PackedStep:
         keys: The blocks of each layer.
         values: The same.
         ops: The device's.
-        spans: All tokens of the stream, sequence by sequence, for attention with the kernels that
-            torch has for long inputs; None for attention token by token, which reads nothing of
-            this step's on the host and so can be captured in a graph.
+        spans: All tokens of the stream, for attention with torch's own kernels; None for attention
+            token by token, which reads nothing of this step's on the host and so can be captured in
+            a graph.
     """
 
     slots: torch.Tensor
@@ -84,7 +66,7 @@ class PackedStep:
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     ops: PagedOps
-    spans: tuple[Span, ...] | None = None
+    spans: Spans | None = None
 
 
 def check_supported(model: Any) -> None:
@@ -178,17 +160,15 @@ def packed_attention(
             window=sliding_window,
         )
     else:
-        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        for span in packed.spans:
-            out[span.begin : span.end] = _attend_span(
-                queries[span.begin : span.end],
-                keys_cache,
-                values_cache,
-                table=packed.tables[span.row],
-                context=span.context,
-                scale=scale,
-                window=sliding_window,
-            )
+        out = attend_spans(
+            queries,
+            keys_cache,
+            values_cache,
+            spans=packed.spans,
+            tables=packed.tables,
+            scale=scale,
+            window=sliding_window,
+        )
     return out[None], None
 
 
@@ -200,8 +180,9 @@ def write(
     values_cache: torch.Tensor,
 ) -> None:
     """Put keys and values `[T, kv_heads, head_dim]` where `slots`, int32 `[T]`, says."""
-    keys_cache.flatten(0, 1)[slots] = key
-    values_cache.flatten(0, 1)[slots] = value
+    places = slots.long()
+    keys_cache.flatten(0, 1).index_copy_(0, places, key)
+    values_cache.flatten(0, 1).index_copy_(0, places, value)
 
 
 def attend(
@@ -247,56 +228,6 @@ def attend(
 
 REFERENCE = PagedOps(write, attend)
 """By torch's own operations, on any device."""
-
-
-def _attend_span(
-    query: torch.Tensor,
-    keys_cache: torch.Tensor,
-    values_cache: torch.Tensor,
-    *,
-    table: torch.Tensor,
-    context: int,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
-    """Attend for the latest tokens of one sequence, whose keys and values are written already."""
-    count, block_size = query.shape[0], keys_cache.shape[1]
-    # The oldest token that any of them sees.
-    first = 0 if window is None else max(0, context - count - window + 1)
-    first_block = first // block_size
-    blocks = table[first_block : -(-context // block_size)]
-    inside = slice(first - first_block * block_size, context - first_block * block_size)
-    keys, values = (
-        # Heads of the same keys become a batch, so that nothing is repeated for them.
-        cache.index_select(0, blocks).flatten(0, 1)[inside].transpose(0, 1)[:, None]
-        for cache in (keys_cache, values_cache)
-    )  # [kv_heads, 1, seen, head_dim]
-    queries = query.transpose(0, 1).unflatten(0, (keys.shape[0], -1))
-    group, seen = queries.shape[1], keys.shape[2]
-    out = scaled_dot_product_attention(
-        queries,
-        keys.expand(-1, group, -1, -1),
-        values.expand(-1, group, -1, -1),
-        attn_mask=_span_mask(count, seen, window, query.device),
-        scale=scale,
-    )
-    return out.flatten(0, 1).transpose(0, 1)
-
-
-def _span_mask(
-    count: int, seen: int, window: int | None, device: torch.device
-) -> torch.Tensor | None:
-    """Return what `count` tokens see, the last of them all of `seen`; None if each sees all."""
-    if count == 1:
-        return None
-    if window is None or seen <= window:
-        # Torch's kernels for the CPU know only the square one; it would warn and build the mask.
-        if count == seen or device.type == "cuda":
-            return causal_lower_right(count, seen)
-        window = seen
-    places = torch.arange(seen, device=device)
-    latest = places[seen - count :, None]
-    return (places <= latest) & (places > latest - window)
 
 
 def _not_computed(module: Any, what: str) -> ModelError:

@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from cloud_engine.attention import PackedStep, Span, paged_ops
+from cloud_engine.attention import PackedStep, paged_ops
 from cloud_engine.cuda_capture import CudaCapture
 from cloud_engine.device_memory import device_memory
 from cloud_engine.graphs import BUCKETS, Capture, StepGraphs, bucket_sizes
@@ -19,6 +19,7 @@ from cloud_engine.kv_pool import KvPool
 from cloud_engine.memory_plan import BLOCK_SIZE, BlockPlan, blocks_for, plan_blocks
 from cloud_engine.packed_model import PackedModel
 from cloud_engine.sampling import draw_on, greedy
+from cloud_engine.span_attention import Span, Spans
 from cloud_engine.step_inputs import InputRow, InputViews, StepInputs
 from engine_core.batch_model import Choice, StepSizes
 from engine_core.errors import ModelError, StepMemoryError
@@ -186,7 +187,8 @@ class Runner:
         )
         # Kernels that go token by token read keys and values once for each; spans read them once.
         by_spans = not self._on_gpu or tokens > BUCKETS[-1]
-        logits = self._logits(views, _spans(rows) if by_spans else None)
+        spans = Spans(_spans(rows), self._pool.tables, BLOCK_SIZE) if by_spans else None
+        logits = self._logits(views, spans)
         if self._on_gpu:
             return Outputs(logits, self._drawn(logits, views))
         # Noise for a whole vocabulary takes a CPU longer than the host's sampler does.
@@ -199,7 +201,7 @@ class Runner:
         logits = self._logits(views, None)
         return Outputs(logits, self._drawn(logits, views))
 
-    def _logits(self, views: InputViews, spans: tuple[Span, ...] | None) -> torch.Tensor:
+    def _logits(self, views: InputViews, spans: Spans | None) -> torch.Tensor:
         packed = PackedStep(
             slots=views.slots,
             contexts=views.contexts,
@@ -270,7 +272,8 @@ class Runner:
 
             def step() -> None:
                 self._inputs.fill([], largest)
-                spans = (Span(0, largest, self._running, largest),)
+                span = Span(0, largest, self._running, largest)
+                spans = Spans([span], self._pool.tables, BLOCK_SIZE)
                 self._logits(self._inputs.view(largest), spans)
 
             def capture_largest() -> None:
@@ -336,13 +339,12 @@ class _Samples:
         return rows
 
 
-def _spans(rows: Sequence[InputRow]) -> tuple[Span, ...]:
-    spans, begin = [], 0
+def _spans(rows: Sequence[InputRow]) -> Iterator[Span]:
+    begin = 0
     for row in rows:
         end = begin + len(row.tokens)
-        spans.append(Span(begin, end, row.place, row.begin + len(row.tokens)))
+        yield Span(begin, end, row.place, row.begin + len(row.tokens))
         begin = end
-    return tuple(spans)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

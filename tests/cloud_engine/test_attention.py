@@ -16,11 +16,11 @@ from cloud_engine.attention import (
     ATTENTION,
     REFERENCE,
     PackedStep,
-    Span,
     check_supported,
     packed_attention,
     paged_ops,
 )
+from cloud_engine.span_attention import Span, Spans
 from engine_core.errors import ModelError
 
 BLOCK_SIZE = 4
@@ -94,7 +94,7 @@ class Stream:
             keys=self.keys,
             values=self.values,
             ops=REFERENCE,
-            spans=tuple(spans) if self.by_spans else None,
+            spans=Spans(spans, self.tables, BLOCK_SIZE) if self.by_spans else None,
         )
         with torch.inference_mode():
             logits = self.model(
