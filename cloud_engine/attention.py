@@ -46,7 +46,7 @@ class PackedStep:
     """Where the tokens of a packed stream belong; the model passes it on to its attention.
 
     Args:
-        slots: int32 `[T]`, where the keys and values of each token go:
+        slots: int64 `[T]`, where the keys and values of each token go:
             `block * block_size + place in the block`.
         contexts: int32 `[T]`, how many tokens each sees, itself included.
         table_rows: int32 `[T]`, the row of `tables` of each.
@@ -145,7 +145,11 @@ def packed_attention(
     if key.shape != value.shape:
         raise _not_computed(module, "has keys and values of different sizes")
     keys_cache, values_cache = packed.keys[module.layer_idx], packed.values[module.layer_idx]
-    queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
+    queries, keys, values = (
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+    )
     packed.ops.write(keys, values, packed.slots, keys_cache, values_cache)
     scale = queries.shape[2] ** -0.5 if scaling is None else scaling
     if packed.spans is None:
@@ -179,10 +183,9 @@ def write(
     keys_cache: torch.Tensor,
     values_cache: torch.Tensor,
 ) -> None:
-    """Put keys and values `[T, kv_heads, head_dim]` where `slots`, int32 `[T]`, says."""
-    places = slots.long()
-    keys_cache.flatten(0, 1).index_copy_(0, places, key)
-    values_cache.flatten(0, 1).index_copy_(0, places, value)
+    """Put keys and values `[T, kv_heads, head_dim]` where `slots`, int64 `[T]`, says."""
+    keys_cache.flatten(0, 1).index_copy_(0, slots, key)
+    values_cache.flatten(0, 1).index_copy_(0, slots, value)
 
 
 def attend(

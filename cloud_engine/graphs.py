@@ -122,8 +122,8 @@ class StepGraphs(Generic[Outputs]):
             "graphs": "on" if self._sizes else f"off: {self._off}",
             "graph_buckets": " ".join(map(str, self._sizes)),
             **{f"graph_hits_{size}": self._graphs[size].hits for size in self._sizes},
-            "graph_padded_tokens": self._padded_tokens,
-            "eager_steps": self._eager_steps,
+            "graph_padded_tokens_total": self._padded_tokens,
+            "eager_steps_total": self._eager_steps,
         }
 
     def _captured(

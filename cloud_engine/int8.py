@@ -5,11 +5,13 @@ int8 numbers is that with the weights up to the channel's scale, so nothing else
 about a model, and no calibration.
 """
 
+import logging
 from typing import Any
 
 import torch
 from torch import nn
 
+from engine_core.byte_sizes import format_bytes
 from engine_core.errors import ModelError
 
 _LARGEST = 127
@@ -20,6 +22,8 @@ _PACKED_ROWS = 32
 """Up to so many rows it is faster to widen each number as it is read than the weight beforehand."""
 _VECTOR = 16
 """torch's CPU kernel loads as many numbers at a time, aligned, and has no rest; it does not check."""
+
+_log = logging.getLogger("tidegate.engine")
 
 
 def quantize_linears(model: Any, *, embeddings: bool) -> None:
@@ -46,6 +50,13 @@ def quantize_linears(model: Any, *, embeddings: bool) -> None:
         parent, _, child = name.rpartition(".")
         owner = model.get_submodule(parent)
         setattr(owner, child, Int8Linear.of(getattr(owner, child)))
+    # transformers 5 keeps the experts of a mixture as one tensor per layer.
+    if wide := sum(weight.nbytes for weight in model.parameters() if weight.ndim > 2):
+        _log.warning(
+            "int8 leaves %s of %s as they are: they are in no linear layers",
+            format_bytes(wide),
+            type(model).__name__,
+        )
     if embeddings:
         _quantize_embeddings(model, head)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 
 from cloud_engine.attention import ATTENTION, PackedStep, check_supported
 from engine_core.errors import ModelError
@@ -108,6 +109,8 @@ class PackedModel:
             "architecture": type(self._model).__name__,
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
             "weight_bytes": sum(
                 tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers())
             ),

@@ -203,7 +203,7 @@ class Runner:
 
     def _logits(self, views: InputViews, spans: Spans | None) -> torch.Tensor:
         packed = PackedStep(
-            slots=views.slots,
+            slots=views.slots.long(),  # here once, and not in every layer
             contexts=views.contexts,
             table_rows=views.table_rows,
             tables=self._pool.tables,

@@ -13,6 +13,7 @@ word of the four is token % 4.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from engine_core.sampling import GREEDY_BELOW
@@ -41,15 +42,16 @@ def draw_on(device: torch.device) -> Draw:
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """Return the likeliest token of each row, or -1 where its largest logit is not finite.
-
-    What `draw` returns at temperature 0, without the price of the noise.
+    """Return what `draw` does at temperature 0, on the host and without the price of the noise.
 
     Args:
-        logits: `[n, vocab]` of any floating type.
+        logits: `[n, vocab]` of any floating type, on the CPU.
     """
-    top, tokens = logits.max(dim=1)
-    return torch.where(top.isfinite(), tokens, -1).int()
+    # NumPy takes 0.01 ms for a row of 49k numbers, torch a quarter of a millisecond.
+    values = logits.float().numpy()
+    tokens = values.argmax(axis=1)  # the first NaN, if there is one
+    top = np.take_along_axis(values, tokens[:, None], axis=1)[:, 0]
+    return torch.from_numpy(np.where(np.isfinite(top), tokens, -1).astype(np.int32))
 
 
 def draw(

@@ -46,7 +46,7 @@ _SAMPLING = (
     _yes("logit_bias", "up to 300 token ids of the model, each -100 to 100"),
     _yes("n", "1 to 16, no more than fit at once (below); the seed of choice *i* is `seed` + *i*"),
     _yes("presence_penalty", "-2 to 2"),
-    _yes("seed", "the same seed gives the same text, whatever else the engine is doing"),
+    _yes("seed", "the same seed gives the same text, in any [company](#seeds-and-company)"),
     _yes("stop", "up to 4 texts of 1 to 64 characters"),
     _yes("stream", "server-sent events; `[DONE]` ends a whole answer"),
     _yes(

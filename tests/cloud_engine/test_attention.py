@@ -87,7 +87,7 @@ class Stream:
         )
         slots = self.tables[row_of, place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
         packed = PackedStep(
-            slots=slots.int(),
+            slots=slots.long(),
             contexts=(place + 1).int(),
             table_rows=row_of.int(),
             tables=self.tables,

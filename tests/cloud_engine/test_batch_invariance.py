@@ -12,11 +12,13 @@ from engine_core.tokenizer import Tokenizer
 def load(files: ModelFiles) -> BatchModel:
     import torch
 
+    from cloud_engine.fused_norms import fuse_norms
     from cloud_engine.load import load_causal_lm
     from cloud_engine.packed_model import PackedModel
     from cloud_engine.runner import Runner, RunnerOptions
 
     model = load_causal_lm(files, ModelStore(), device=torch.device("cpu"), dtype=torch.float32)
+    fuse_norms(model)
     return Runner(PackedModel(model), RunnerOptions())
 
 

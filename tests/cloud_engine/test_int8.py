@@ -1,10 +1,7 @@
 """INT8 weights: near the exact ones, half of bfloat16's bytes, one product for all types."""
 
-import importlib.util
+import copy
 import math
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 import torch
 from tiny_models import TINY
 from torch import nn
+from triton_script import run_triton_script
 
 from cloud_engine import int8
 from cloud_engine.int8 import Int8Embedding, Int8Linear, multiply, quantize_linears, quantize_rows
@@ -156,6 +154,20 @@ def test_a_model_without_linear_layers_is_refused() -> None:
         quantize_linears(model, embeddings=False)
 
 
+def test_what_no_linear_layer_holds_stays_wide_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = tiny_model("llama")
+    quantize_linears(copy.deepcopy(model), embeddings=True)
+    assert not caplog.records
+    model.model.layers[0].experts = nn.Parameter(torch.zeros(4, 8, 32))
+    quantize_linears(model, embeddings=False)
+    assert caplog.messages == [
+        "int8 leaves 4 KiB of LlamaForCausalLM as they are: they are in no linear layers"
+    ]
+    assert model.model.layers[0].experts.dtype == torch.float32
+
+
 def test_embeddings_that_do_more_are_refused() -> None:
     model = tiny_model("gemma3_text", pad_token_id=0)  # scales what it looks up
     with pytest.raises(ModelError, match="quantize the layers alone"):
@@ -215,13 +227,7 @@ def test_the_built_in_model_s_weights_take_half_of_bfloat16_s_bytes(
 
 @pytest.mark.slow
 def test_triton_s_kernel_has_the_same_product(tmp_path: Path) -> None:
-    if not importlib.util.find_spec("triton"):
-        pytest.skip("triton is not installed")
-    script = tmp_path / "compare.py"
-    script.write_text(COMPARISON, "utf-8")
-    # Triton reads the switch when it is imported.
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, str(script)], env=environment, check=True)
+    run_triton_script(COMPARISON, tmp_path, TRITON_INTERPRET="1")
 
 
 # The interpreter has no bfloat16 products: it takes the numbers' bits for integers.

@@ -1,45 +1,24 @@
 """The Triton kernels: equal to the reference in the interpreter, and machine code for a Hopper."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from triton_script import run_triton_script
 
 pytestmark = pytest.mark.slow
 
 
-def run(script: str, folder: Path, **environment: str) -> str:
-    """Run a script that needs Triton as it is imported under these variables."""
-    if not importlib.util.find_spec("triton"):
-        pytest.skip("triton is not installed")
-    path = folder / "script.py"
-    path.write_text(script, "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        env=os.environ | {"TRITON_CACHE_DIR": str(folder / "triton")} | environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_interpreter_finds_what_the_reference_finds(tmp_path: Path) -> None:
-    run(COMPARISON, tmp_path, TRITON_INTERPRET="1")
+    run_triton_script(COMPARISON, tmp_path, TRITON_INTERPRET="1")
 
 
 def test_a_launch_depends_on_nothing_but_the_number_of_tokens(tmp_path: Path) -> None:
-    run(LAUNCHES, tmp_path, TRITON_INTERPRET="1")
+    run_triton_script(LAUNCHES, tmp_path, TRITON_INTERPRET="1")
 
 
 def test_the_kernels_compile_for_hopper(tmp_path: Path) -> None:
     """With tensor cores, loads that run ahead, and no spills of registers."""
-    run(COMPILATION, tmp_path)
+    run_triton_script(COMPILATION, tmp_path)
 
 
 MADE_UP = """
@@ -62,7 +41,7 @@ def made_up(dtype, heads, kv_heads, size, tokens, longest):
     for row in range(3):
         length = int(max(contexts[rows == row], default=0))
         place = torch.arange(length)
-        slots = (tables[row, place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE).int()
+        slots = (tables[row, place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE).long()
         # As models hand them over: heads outside, or cut from a wider product.
         key = torch.randn(kv_heads, length, size).to(dtype).transpose(0, 1)
         value = torch.randn(length, kv_heads, 3 * size).to(dtype)[..., size : 2 * size]
@@ -145,7 +124,7 @@ from triton.compiler import ASTSource
 
 from cloud_engine import kernels
 
-TENSORS = {"tables": "i32", "table_rows": "i32", "contexts": "i32", "slots": "i32"}
+TENSORS = {"tables": "i32", "table_rows": "i32", "contexts": "i32", "slots": "i64"}
 TENSORS |= {"partial": "fp32", "weights": "fp32"}
 NUMBERS = {"query", "key", "value", "keys_cache", "values_cache", "out"}
 

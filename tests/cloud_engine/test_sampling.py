@@ -1,15 +1,12 @@
 """Draws: known random numbers, the right distribution, no word from the batch mates."""
 
-import importlib.util
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from triton_script import run_triton_script
 
 from cloud_engine.sampling import draw, draw_on, greedy, philox
 
@@ -157,13 +154,7 @@ def test_the_cpu_has_the_reference() -> None:
 
 @pytest.mark.slow
 def test_triton_s_kernel_draws_the_same_tokens(tmp_path: Path) -> None:
-    if not importlib.util.find_spec("triton"):
-        pytest.skip("triton is not installed")
-    script = tmp_path / "compare.py"
-    script.write_text(COMPARISON, "utf-8")
-    # Triton reads the switch when it is imported.
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, str(script)], env=environment, check=True)
+    run_triton_script(COMPARISON, tmp_path, TRITON_INTERPRET="1")
 
 
 COMPARISON = """
