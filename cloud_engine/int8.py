@@ -59,6 +59,7 @@ def quantize_linears(model: Any, *, embeddings: bool) -> None:
         )
     if embeddings:
         _quantize_embeddings(model, head)
+    _let_go_of_file(model)
 
 
 class Int8Linear(nn.Module):
@@ -75,7 +76,7 @@ class Int8Linear(nn.Module):
     @classmethod
     def of(cls, linear: nn.Linear) -> "Int8Linear":
         """Return the layer that is nearest to a linear one."""
-        bias = None if linear.bias is None else linear.bias.detach()
+        bias = None if linear.bias is None else linear.bias.detach().clone()
         return cls(*quantize_rows(linear.weight), bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -178,11 +179,18 @@ def _quantize_embeddings(model: Any, head: Any) -> None:
     small_table = Int8Embedding(*quantize_rows(table.weight))
     model.set_input_embeddings(small_table)
     if tied:
-        bias = None if head.bias is None else head.bias.detach()
+        bias = None if head.bias is None else head.bias.detach().clone()
         small_head = Int8Linear(small_table.weight, small_table.scale, bias)
     else:
         small_head = Int8Linear.of(head)
     model.set_output_embeddings(small_head)
+
+
+def _let_go_of_file(model: Any) -> None:
+    """Copy the weights that stay wide: on a CPU a single one keeps their whole file in memory."""
+    for weight in model.parameters():
+        if weight.device.type == "cpu":
+            weight.data = weight.data.clone()
 
 
 def _parts(weight: torch.Tensor) -> list[slice]:

@@ -168,6 +168,9 @@ class BatchEngine:
             done.set_exception(_closing_error())
         if self._worker.ident is not None:  # it was started
             await asyncio.shield(asyncio.wrap_future(self._gone))
+            # In a moment. A thread that is in a library's code when the interpreter ends is unwound,
+            # which C++ takes for an error and aborts the process.
+            self._worker.join()
 
     def _accept(self, job: _Job) -> None:
         with self._changed:
@@ -201,6 +204,13 @@ class BatchEngine:
 
     def _work(self) -> None:
         try:
+            self._live()
+        finally:
+            self._gone.set_result(None)
+
+    def _live(self) -> None:
+        """Load the model, run its steps, and free it; all of it is gone on return."""
+        try:
             if self.tokenizer.follows_grammars:
                 # The first grammar prepares the vocabulary, which holds Python up for a fifth of a
                 # second: now, and not while others are being answered.
@@ -231,8 +241,6 @@ class BatchEngine:
             with self._changed:
                 self._stepper = None
             model.close()
-        finally:
-            self._gone.set_result(None)
 
     def _run(self, model: BatchModel, scheduler: Scheduler) -> None:
         rested = True

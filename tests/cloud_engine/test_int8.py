@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_models import TINY
 from torch import nn
+from transformers import AutoModelForCausalLM
 from triton_script import run_triton_script
 
 from cloud_engine import int8
@@ -145,6 +146,17 @@ def test_old_weights_go_as_the_new_ones_come(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(int8, "quantize_rows", counting)
     quantize_linears(model, embeddings=False)
     assert alive == [15 - done for done in range(14)]
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_nothing_is_left_of_the_file_that_weights_are_mapped_from(
+    embeddings: bool, tmp_path: Path
+) -> None:
+    tiny_model("qwen2").save_pretrained(tmp_path)  # with biases
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    mapped = {weight.data_ptr() for weight in model.parameters()}
+    quantize_linears(model, embeddings=embeddings)
+    assert not mapped & {weight.data_ptr() for weight in (*model.parameters(), *model.buffers())}
 
 
 def test_a_model_without_linear_layers_is_refused() -> None:

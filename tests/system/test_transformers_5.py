@@ -11,7 +11,9 @@ VERSION = "5.24.0"
 """`constraints.txt` cannot hold it: optimum-onnx, of the same environment, wants 4.57."""
 ROOT = Path(__file__).parents[2]
 SUITES = {
-    "cloud_engine": ("tests/cloud_engine",),
+    "cloud_engine": ("tests/cloud_engine", "-m", "not slow"),
+    "contract": ("tests/contract", "-k", "cloud"),
+    "batch_invariance": ("tests/cloud_engine/test_batch_invariance.py",),
     # transformers 5 brings huggingface_hub 2 along, which does not let one interruption end a pull.
     "hub_model": ("tests/engine_core/test_hub_model.py", "-k", "not interrupted"),
 }
