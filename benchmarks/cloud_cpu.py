@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from corpus import TEXT, Corpus
 
-from cloud_engine.fused_norms import fuse_norms
 from cloud_engine.int8 import quantize_linears
 from cloud_engine.load import load_causal_lm
-from cloud_engine.packed_model import PackedModel
+from cloud_engine.open_model import open_model
 from cloud_engine.runner import Runner, RunnerOptions
 from engine_core.models import BUILTIN, ModelFiles, ModelStore
 from engine_core.scheduler import Scheduler, Sequence
@@ -48,7 +47,7 @@ def main() -> None:
     store = ModelStore()
     files = store.pull(BUILTIN)
 
-    ratios = _compare(_load(files, store), _load(files, store), Corpus(files), args.rounds)
+    ratios = _compare(files, store, args.rounds)
     text = Tokenizer.load(files).encode(TEXT.read_text("utf-8"))[: WINDOW * WINDOWS]
     deltas = {}
     exact = _perplexity(_load(files, store), text)
@@ -76,10 +75,13 @@ def _load(files: ModelFiles, store: ModelStore) -> Any:
     return load_causal_lm(files, store, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def _compare(engine_model: Any, model: Any, corpus: Corpus, rounds: int) -> list[float]:
+def _compare(files: ModelFiles, store: ModelStore, rounds: int) -> list[float]:
     """Print both speeds for every cell; return ours over theirs."""
-    fuse_norms(engine_model)
-    runner = Runner(PackedModel(engine_model), RunnerOptions(context=CONTEXT))
+    options = RunnerOptions(context=CONTEXT)
+    runner = open_model(
+        files, store, device=torch.device("cpu"), dtype=torch.float32, options=options
+    )
+    model, corpus = _load(files, store), Corpus(files)
     # An engine that runs for weeks has touched all its pages.
     for _ in range(2):
         _ours(runner, corpus.prompts(*CELLS[-1]))

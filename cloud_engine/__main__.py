@@ -93,20 +93,13 @@ def _load(files: ModelFiles, store: ModelStore, args: argparse.Namespace) -> Bat
     import torch  # noqa: PLC0415
 
     from cloud_engine.device import pick_device, pick_dtype  # noqa: PLC0415
-    from cloud_engine.fused_norms import fuse_norms  # noqa: PLC0415
-    from cloud_engine.int8 import quantize_linears  # noqa: PLC0415
-    from cloud_engine.load import load_causal_lm  # noqa: PLC0415
-    from cloud_engine.packed_model import PackedModel  # noqa: PLC0415
-    from cloud_engine.runner import Runner, RunnerOptions  # noqa: PLC0415
+    from cloud_engine.open_model import open_model  # noqa: PLC0415
+    from cloud_engine.runner import RunnerOptions  # noqa: PLC0415
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     device = pick_device(args.device)
     dtype = pick_dtype(args.dtype, device)
-    model = load_causal_lm(files, store, device=device, dtype=dtype)
-    if args.weights != "auto":
-        quantize_linears(model, embeddings=args.weights == "int8-all")
-    fuse_norms(model)
     options = RunnerOptions(
         context=args.context,
         max_running=args.max_running,
@@ -114,7 +107,9 @@ def _load(files: ModelFiles, store: ModelStore, args: argparse.Namespace) -> Bat
         graphs=args.graphs == "auto",
         ladder=args.ladder,
     )
-    return Runner(PackedModel(model), options)
+    return open_model(
+        files, store, device=device, dtype=dtype, weights=args.weights, options=options
+    )
 
 
 if __name__ == "__main__":

@@ -105,15 +105,15 @@ class PackedModel:
 
     def details(self) -> dict[str, str | int | float | bool]:
         """Return what stats say about the model."""
+        tensors = [*self._model.parameters(), *self._model.buffers()]
         return {
             "architecture": type(self._model).__name__,
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
-            "weight_bytes": sum(
-                tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers())
-            ),
+            "weight_bytes": sum(tensor.nbytes for tensor in tensors),
+            "weight_bytes_int8": sum(t.nbytes for t in tensors if t.dtype == torch.int8),
         }
 
     def close(self) -> None:

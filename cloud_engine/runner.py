@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from cloud_engine.attention import PackedStep, paged_ops
 from cloud_engine.cuda_capture import CudaCapture
 from cloud_engine.device_memory import device_memory
+from cloud_engine.graph_samples import Samples
 from cloud_engine.graphs import BUCKETS, Capture, StepGraphs, bucket_sizes
 from cloud_engine.host_account import HostAccount
 from cloud_engine.kv import BlockSpace
@@ -25,7 +25,6 @@ from engine_core.batch_model import Choice, StepSizes
 from engine_core.errors import ModelError, StepMemoryError
 from engine_core.ladder import DEFAULT_LADDER, Ladder
 from engine_core.scheduler import StepRow
-from engine_core.types import TokenDraw
 
 _GPU_SIZES = StepSizes(chunk=64, budget=BUCKETS[-1], quiet_budget=2048)
 """A step that others wait for is as large as the largest graph. A prompt that holds up nobody comes
@@ -34,6 +33,9 @@ _CPU_SIZES = StepSizes(chunk=32, budget=64, quiet_budget=64)
 _MOST_RUNNING = {"cuda": 64, "cpu": 8}
 _LOOK_SECONDS = 0.5
 """Between two counts of the resident pages of keys and values: of 4 GiB, one takes 3 ms."""
+
+_OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Of errors that torch has no class for: a CPU's, and that of a library's own workspace."""
 
 _log = logging.getLogger("tidegate.engine")
 
@@ -105,7 +107,7 @@ class Runner:
         self._allocate(plan.blocks, plan.context)
         if capture is not None:
             self._graphs.capture_all(
-                bucket_sizes(self.step_sizes.budget), capture, _Samples(self._pool, self._running)
+                bucket_sizes(self.step_sizes.budget), capture, Samples(self._pool, self._running)
             )
         self.space = BlockSpace(plan.blocks, BLOCK_SIZE, self._running, self._pool.table)
         self._check_against_witness()
@@ -305,40 +307,6 @@ class Runner:
         self._model.check_against_witness(outputs.logits[0], len(tokens))
 
 
-class _Samples:
-    """Random steps for trying graphs out, in blocks of a pool that nobody uses yet."""
-
-    def __init__(self, pool: KvPool, running: int) -> None:
-        self._pool = pool
-        self._random = np.random.default_rng(0)
-        rows, width = pool.table.shape
-        blocks = len(pool.keys[0]) - 1
-        self._places = min(running, rows - 1, blocks)
-        per_place = min(width, blocks // self._places)
-        self._room = per_place * BLOCK_SIZE
-        used = self._places * per_place
-        pool.table[: self._places, :per_place] = np.arange(1, used + 1).reshape(-1, per_place)
-        pool.send(range(rows))
-        for part in (*pool.keys, *pool.values):
-            part[: used + 1].normal_()
-
-    def __call__(self, size: int) -> list[InputRow]:
-        """Return rows of `size` tokens in all."""
-        count = min(size, self._places)
-        lengths = [size // count + (index < size % count) for index in range(count)]
-        if lengths[0] >= self._room:
-            raise ValueError(f"{size} tokens are more than all sequences together can have")
-        rows = []
-        for place, length in enumerate(lengths):
-            begin = int(self._random.integers(1, self._room - length + 1))
-            tokens = self._random.integers(0, 32, length).tolist()
-            # Half of them so hot that a draw with another seed or at another place shows.
-            seed = int(self._random.integers(2**63))
-            draw = TokenDraw(50.0, seed) if place % 2 else None
-            rows.append(InputRow(place, begin, tokens, wants_logits=True, draw=draw))
-        return rows
-
-
 def _spans(rows: Sequence[InputRow]) -> Iterator[Span]:
     begin = 0
     for row in rows:
@@ -348,5 +316,6 @@ def _spans(rows: Sequence[InputRow]) -> Iterator[Span]:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    # Torch has a class of its own only for devices.
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in _OUT_OF_MEMORY
+    )

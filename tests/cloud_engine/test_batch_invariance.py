@@ -12,14 +12,9 @@ from engine_core.tokenizer import Tokenizer
 def load(files: ModelFiles) -> BatchModel:
     import torch
 
-    from cloud_engine.fused_norms import fuse_norms
-    from cloud_engine.load import load_causal_lm
-    from cloud_engine.packed_model import PackedModel
-    from cloud_engine.runner import Runner, RunnerOptions
+    from cloud_engine.open_model import open_model
 
-    model = load_causal_lm(files, ModelStore(), device=torch.device("cpu"), dtype=torch.float32)
-    fuse_norms(model)
-    return Runner(PackedModel(model), RunnerOptions())
+    return open_model(files, ModelStore(), device=torch.device("cpu"), dtype=torch.float32)
 
 
 @pytest.mark.slow
