@@ -9,6 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 _ALIKE = 64
 """Sequences are attended to together if their lengths are the same in steps of so many tokens."""
+_LONG = 256
+"""Sequences of more tokens are attended to by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,9 @@ class Spans:
     """The sequences of a stream, sorted by how they are attended to.
 
     A sequence of which there are several tokens is attended to by itself. Those with one token are
-    attended to together with others of about their length, since each call costs as much as reading
-    some two hundred tokens.
+    attended to together with others of about their length, as long as they are short: a call costs
+    as much as copying the keys and values of some two hundred tokens, which those that are alone are
+    mostly spared.
 
     Args:
         spans: All sequences of the stream.
@@ -48,7 +51,8 @@ class Spans:
             if span.end - span.begin > 1:
                 self.chunks.append(span)
             else:
-                alike.setdefault(-(-span.context // _ALIKE), []).append(span)
+                long = span.context > _LONG
+                alike.setdefault(~span.row if long else -(-span.context // _ALIKE), []).append(span)
         self.singles = [Singles(group, tables, block_size) for group in alike.values()]
 
 
@@ -74,7 +78,7 @@ class Singles:
         if len(spans) == 1 and device.type == "cpu":
             first = int(self._blocks[0])
             if bool((self._blocks.diff() == 1).all()):
-                self._run = slice(first, first + len(self._blocks))
+                self._run = slice(first * block_size, first * block_size + self.seen)
         self._shortest = min(contexts)
         self._contexts = torch.tensor(contexts, device=device)[:, None, None, None]
         places = torch.arange(self._shortest, self.seen, device=device)
@@ -84,7 +88,7 @@ class Singles:
     def gather(self, cache: torch.Tensor) -> torch.Tensor:
         """Return keys or values of one layer, `[n, kv_heads, seen, head_dim]`."""
         if self._run is not None:
-            found = cache[self._run].flatten(0, 1)[None, : self.seen]
+            found = cache.flatten(0, 1)[None, self._run]
         else:
             found = cache.index_select(0, self._blocks)
             found = found.view(len(self.places), -1, *cache.shape[2:])[:, : self.seen]
@@ -169,7 +173,7 @@ def _attend_singles(
 ) -> torch.Tensor:
     """Attend for one token each, `[n, heads, head_dim]`, to `[n, kv_heads, seen, head_dim]`."""
     # Heads of the same keys pass for queries of one head, so that nothing is repeated for them.
-    queries = query.unflatten(1, (keys.shape[1], -1))
+    queries = query.reshape(len(query), keys.shape[1], -1, query.shape[2])
     out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
     return out.flatten(1, 2)
 

@@ -133,15 +133,18 @@ class BatchEngine:
             running, waiting = (scheduler.running, scheduler.waiting) if scheduler else (0, 0)
             computed = scheduler.computed_tokens if scheduler else 0
             preempted = scheduler.preempted_total if scheduler else 0
+            # Under the lock too, since the worker frees a model once nobody can find it here.
+            kv_total = model.kv_total_bytes if model else 0
+            memory, details = (model.memory(), model.details) if model else ({}, {})
         return self._meters.read(
             model=self.model,
             running=running,
             waiting=waiting,
             kv_used_bytes=computed * model.kv_token_bytes if model else 0,
-            kv_total_bytes=model.kv_total_bytes if model else 0,
+            kv_total_bytes=kv_total,
             preempted_total=preempted,
-            memory=model.memory() if model else {},
-            details=model.details if model else {},
+            memory=memory,
+            details=details,
         )
 
     async def pressure(self, level: int) -> dict[str, int]:

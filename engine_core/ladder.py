@@ -41,7 +41,7 @@ class Ladder:
         """Return how many of `sequences` may run at a use between 0 and 1; at least one."""
         for below, share in self.rungs:
             if use < below:
-                return max(1, int(sequences * share))
+                return max(1, int(sequences * share + 1e-9))  # 0.29 x 100 is a bit under 29
         return 1
 
 

@@ -1,7 +1,9 @@
 """What child engines say about themselves, as metrics: their last `GET /engine/stats`, field by field."""
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from typing import TypeGuard
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -32,8 +34,15 @@ class EngineStats(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every number of every engine."""
         families: dict[str, Metric] = {}
+        labelled: dict[str, tuple[str, ...]] = {}
         for target, stats in self._latest.items():
+            told: set[tuple[str, ...]] = set()
             for name, labels, value in _numbers(stats):
+                sample = (name, *labels.values())
+                # A page with a sample twice, or with labels that differ, is refused as a whole.
+                if sample in told or labelled.setdefault(name, tuple(labels)) != tuple(labels):
+                    continue
+                told.add(sample)
                 family = families.get(name) or families.setdefault(name, _family(name, labels))
                 family.add_metric([target, *labels.values()], value)  # type: ignore[attr-defined]
         yield from families.values()
@@ -44,14 +53,20 @@ def _numbers(stats: Mapping[str, object]) -> Iterator[tuple[str, dict[str, str],
     for name, value in stats.items():
         if name == "memory" and isinstance(value, dict):
             for part, size in value.items():
-                yield "memory_bytes", {"part": part}, float(size)
+                if _is_number(size):
+                    yield "memory_bytes", {"part": part}, float(size)
         elif name == "details" and isinstance(value, dict):
             yield from _numbers(value)
-        elif isinstance(value, (int, float)) and _NAME.fullmatch(name):
+        elif _is_number(value) and _NAME.fullmatch(name):
             if numbered := _NUMBERED.fullmatch(name):
                 yield f"{numbered[1]}_total", {"size": numbered[2]}, float(value)
             else:
                 yield name, {}, float(value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a finite number that a float can hold; JSON knows larger ones."""
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def _family(name: str, labels: Mapping[str, str]) -> Metric:

@@ -257,7 +257,9 @@ def test_what_is_not_computed_is_refused(changed: dict[str, Any], reason: str) -
         "key": torch.zeros(1, 2, 3, 8),
         "value": torch.zeros(1, 2, 3, 8),
         "attention_mask": None,
-        "packed": PackedStep(three.long(), three, three * 0, three[:, None], blocks, blocks, REFERENCE),
+        "packed": PackedStep(
+            three.long(), three, three * 0, three[:, None], blocks, blocks, REFERENCE
+        ),
     }
     packed_attention(**call, softcap=None, dropout=0.0)
     with pytest.raises(ModelError, match=rf"^SimpleNamespace {reason}.* 'url' target"):

@@ -204,6 +204,24 @@ def test_a_lower_limit_admits_nobody_until_enough_have_left() -> None:
     assert space.admit([4], "") is None
 
 
+def test_who_waits_is_looked_up_again_only_when_somebody_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space, _ = space_of(5)
+    row, _ = place(space, [1] * 9)
+    find, waiting, looked_up = space._find, [2] * 13, []
+
+    def note(tokens: list[int], salt: str) -> object:
+        looked_up.append(tokens)
+        return find(tokens, salt)
+
+    monkeypatch.setattr(space, "_find", note)
+    assert [space.admit(waiting, "") for _ in range(3)] == [None, None, None]
+    assert looked_up == [waiting]
+    space.release(row, [], 0)
+    assert space.admit(waiting, "") is not None
+
+
 def test_forgetting_drops_what_nobody_holds() -> None:
     space, table = space_of(8)
     row, _ = place(space, [1] * 9)
@@ -216,6 +234,26 @@ def test_forgetting_drops_what_nobody_holds() -> None:
     assert (space.cached_blocks, space.free_blocks, space.evicted_total) == (0, 5, 0)
     assert leave(space, [1] * 9) == 0
     assert place(space, [2] * 9)[1] == 8
+
+
+def test_a_sequence_that_leaves_while_blocks_are_forgotten_loses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space, _ = space_of(8)
+    leave(space, [1] * 9)
+    row, _ = place(space, [2] * 9)
+    space.written(row, [2] * 9, 9)
+    unlearn, leaving = space._unlearn, [row]
+
+    def unlearn_and_leave(block: int) -> None:
+        unlearn(block)
+        while leaving:
+            space.release(leaving.pop(), [2] * 9, 0)
+
+    monkeypatch.setattr(space, "_unlearn", unlearn_and_leave)
+    assert len(space.forget()) == 4
+    assert (space.free_blocks, space.used_blocks) == (8, 0)
+    assert leave(space, [2] * 9) == 0
 
 
 def test_rows_are_reported_once_and_all_of_them_at_first() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -278,6 +279,20 @@ async def test_close_ends_what_runs_and_refuses_what_waits() -> None:
             await collect(engine, request())
         stats = engine.stats()
         assert (stats.running, stats.waiting, stats.cancelled_total) == (0, 0, 3)
+
+
+async def test_a_model_is_not_freed_while_its_stats_are_read() -> None:
+    class SlowlyReadModel(FakeBatchModel):
+        def memory(self) -> dict[str, int]:
+            closing.start()
+            closing.join(timeout=0.2)
+            assert not self.closed
+            return super().memory()
+
+    async with running(SlowlyReadModel()) as engine:
+        closing = threading.Thread(target=lambda: asyncio.run(engine.close()))
+        assert engine.stats().details == {"kind": "fake"}
+        await asyncio.to_thread(closing.join)
 
 
 async def test_close_before_start_does_nothing() -> None:

@@ -16,6 +16,11 @@ def test_one_sequence_always_runs() -> None:
     assert Ladder(((0.9, 0.1),)).most(0.5, 4) == 1
 
 
+def test_shares_are_rounded_down_to_whole_sequences() -> None:
+    assert Ladder(((0.9, 0.29),)).most(0.5, 100) == 29
+    assert Ladder(((0.9, 0.5),)).most(0.5, 9) == 4
+
+
 def test_text_gives_the_rungs_and_they_give_the_text() -> None:
     assert Ladder.from_text("60%:100%,80%:50%") == DEFAULT_LADDER
     assert str(DEFAULT_LADDER) == "60%:100%, 80%:50%"

@@ -46,3 +46,30 @@ def test_what_is_no_number_or_no_name_is_left_out() -> None:
         "edge", {"running": "many", "Bad Name{}": 1, "details": None, "waiting": None}
     )
     assert lines(metrics) == []
+
+
+def test_what_no_float_holds_is_left_out() -> None:
+    metrics = Metrics()
+    metrics.engine_stats(
+        "edge", {"memory": {"kv": "all", "arena": None, "weights": 2}, "running": 10**400}
+    )
+    assert lines(metrics) == ['tidegate_engine_memory_bytes{part="weights",target="edge"} 2.0']
+
+
+def test_no_sample_is_told_twice_or_with_other_labels() -> None:
+    metrics = Metrics()
+    metrics.engine_stats(
+        "a",
+        {
+            "running": 1,
+            "memory": {"kv": 2},
+            "details": {"running": 3, "memory_bytes": 4, "hits_8": 5, "hits_total": 6},
+        },
+    )
+    metrics.engine_stats("b", {"hits_total": 7, "running": 8})
+    assert lines(metrics) == [
+        'tidegate_engine_running{target="a"} 1.0',
+        'tidegate_engine_running{target="b"} 8.0',
+        'tidegate_engine_memory_bytes{part="kv",target="a"} 2.0',
+        'tidegate_engine_hits_total{size="8",target="a"} 5.0',
+    ]
