@@ -9,8 +9,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 _ALIKE = 64
 """Sequences are attended to together if their lengths are the same in steps of so many tokens."""
-_LONG = 256
-"""Sequences of more tokens are attended to by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +32,8 @@ class Spans:
     """The sequences of a stream, sorted by how they are attended to.
 
     A sequence of which there are several tokens is attended to by itself. Those with one token are
-    attended to together with others of about their length, as long as they are short: a call costs
-    as much as copying the keys and values of some two hundred tokens, which those that are alone are
-    mostly spared.
+    attended to together with others of about their length, since each call costs as much as reading
+    some two hundred tokens.
 
     Args:
         spans: All sequences of the stream.
@@ -51,8 +48,7 @@ class Spans:
             if span.end - span.begin > 1:
                 self.chunks.append(span)
             else:
-                long = span.context > _LONG
-                alike.setdefault(~span.row if long else -(-span.context // _ALIKE), []).append(span)
+                alike.setdefault(-(-span.context // _ALIKE), []).append(span)
         self.singles = [Singles(group, tables, block_size) for group in alike.values()]
 
 
