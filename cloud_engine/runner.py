@@ -282,7 +282,8 @@ class Runner:
                 if capture is not None:
                     size = bucket_sizes(self.step_sizes.budget)[-1]
                     self._inputs.fill([], size)
-                    capture.capture(lambda: self._captured(size))
+                    # In a pool of its own: one whose graphs are all gone takes no new ones.
+                    CudaCapture(self._model.device).capture(lambda: self._captured(size))
 
             budget = self._memory.kv_budget(step, capture_largest)
         return plan_blocks(
