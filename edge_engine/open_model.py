@@ -88,7 +88,7 @@ def _too_little(build: Build, budget: KvBudget, limit: int) -> str:
             else:
                 model.close()
                 return (
-                    f"{beginning}; raise it to {need // 2**20}MiB, or leave it out for "
+                    f"{beginning}; raise it to {format_bytes(need)}, or leave it out for "
                     f"{format_bytes(default_limit(budget.limit))}."
                 )
         need *= 2

@@ -342,7 +342,9 @@ def test_memory_too_small_for_one_token_is_told_with_one_that_is_enough(
     store: ModelStore, files: ModelFiles
 ) -> None:
     build = ensure_build(store, files, progress=False)
-    with pytest.raises(ModelError, match=r"^step_memory of 1 KiB is too little.*raise it to 1MiB"):
+    with pytest.raises(
+        ModelError, match=r"^step_memory of 1 KiB is too little.*raise it to 16 KiB"
+    ):
         open_model(build, step_memory=2**10)
 
 

@@ -77,7 +77,7 @@ def test_serve_builds_what_is_missing_and_answers(model: str) -> None:
         (["build", "--model", "m", "--precision", "int4"], "int4"),
         (["serve", "--model", "m", "--uds", "s", "--kv-memory", "12"], "such as 768MiB"),
         (["serve", "--model", "m", "--uds", "s", "--kv-memory", "900000GiB"], "give at most"),
-        (["serve", "--model", "m", "--uds", "s", "--step-memory", "1KiB"], "at least 1 MiB"),
+        (["serve", "--model", "m", "--uds", "s", "--step-memory", "1KiB"], "at least 16 KiB"),
         (["serve", "--model", "m", "--uds", "s", "--threads", "100000"], "processors"),
     ],
 )
