@@ -3,10 +3,8 @@
 import pytest
 from random_company import assert_random_company_changes_no_answer
 
-from engine_core.batch_engine import BatchEngine
 from engine_core.batch_model import BatchModel
 from engine_core.models import ModelFiles, ModelStore
-from engine_core.tokenizer import Tokenizer
 
 
 def load(files: ModelFiles) -> BatchModel:
@@ -19,14 +17,4 @@ def load(files: ModelFiles) -> BatchModel:
 
 @pytest.mark.slow
 async def test_random_company_changes_no_answer(builtin_files: ModelFiles) -> None:
-    engine = BatchEngine(
-        model="m",
-        load=lambda: load(builtin_files),
-        tokenizer=Tokenizer.load(builtin_files),
-        max_waiting=1000,
-    )
-    await engine.start()
-    try:
-        await assert_random_company_changes_no_answer(engine)
-    finally:
-        await engine.close()
+    await assert_random_company_changes_no_answer(builtin_files, lambda: load(builtin_files))

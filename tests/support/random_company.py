@@ -2,8 +2,12 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 
 from engine_core.batch_engine import BatchEngine
+from engine_core.batch_model import BatchModel
+from engine_core.models import ModelFiles
+from engine_core.tokenizer import Tokenizer
 from engine_core.types import (
     ChatTokenizer,
     FinishEvent,
@@ -76,8 +80,24 @@ async def interrupted(engine: BatchEngine, request: GenerationRequest, seconds: 
         pass
 
 
-async def assert_random_company_changes_no_answer(engine: BatchEngine) -> None:
-    """Ask the built-in model the same things alone, and among others that come and go."""
+async def assert_random_company_changes_no_answer(
+    files: ModelFiles, load: Callable[[], BatchModel]
+) -> None:
+    """Ask the built-in model the same things alone, and among others that come and go.
+
+    Args:
+        files: The built-in model's.
+        load: Makes what an engine steps.
+    """
+    engine = BatchEngine(model="m", load=load, tokenizer=Tokenizer.load(files), max_waiting=1000)
+    await engine.start()
+    try:
+        await _compare(engine)
+    finally:
+        await engine.close()
+
+
+async def _compare(engine: BatchEngine) -> None:
     asked = requests(engine.tokenizer)
     # A salt of its own: nothing in place to begin from.
     alone = [(await answer(engine, request, request.id))[0] for request in asked]

@@ -1,7 +1,5 @@
 """The split step mode, once on the runtime that has nothing else: `onnxruntime-gpu`, on its CPU."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine_process import EngineProcess, engine_process
+from pip_folder import pip_folder
 from tiny_models import TINY, save_tiny_model
 from tiny_tokenizer import BYTE_VOCABULARY, save_byte_tokenizer
 
@@ -22,21 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def gpu_runtime(request: pytest.FixtureRequest) -> Path:
     """Return a folder with the package, kept between runs: it is 340 MB."""
-    folder = request.config.cache.mkdir(f"onnxruntime-gpu-{VERSION}")
-    if (folder / "onnxruntime" / "__init__.py").exists():
-        return folder
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-    done = subprocess.run(
-        [*command, "--target", str(folder), f"onnxruntime-gpu=={VERSION}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        pytest.skip(f"onnxruntime-gpu {VERSION} cannot be installed here: {reason}")
-    return folder
+    return pip_folder(request, f"onnxruntime-gpu=={VERSION}", "--no-deps")
 
 
 @pytest.fixture(scope="module")

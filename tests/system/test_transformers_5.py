@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pip_folder import pip_folder
 
 VERSION = "5.24.0"
 """`constraints.txt` cannot hold it: optimum-onnx, of the same environment, wants 4.57."""
@@ -24,23 +25,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def newest(request: pytest.FixtureRequest) -> Path:
     """Return a folder with the package and what it depends on, kept between runs: 280 MB."""
-    folder = request.config.cache.mkdir(f"transformers-{VERSION}")
-    complete = folder / "complete"
-    if complete.exists():
-        return folder
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade"]
-    done = subprocess.run(
-        [*command, "--target", str(folder), f"transformers=={VERSION}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        pytest.skip(f"transformers {VERSION} cannot be installed here: {reason}")
-    complete.touch()
-    return folder
+    return pip_folder(request, f"transformers=={VERSION}")
 
 
 def run(newest: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
